@@ -318,7 +318,7 @@ def _places(view: View, compared: list[Stage]) -> list[str]:
     pair, stage = view.pair, view.stage
     found = []
     if stage.kind in TENSORS:
-        found += [*_of_names(view), *_not_finite(view), *_one_sided(view), *_settings(view)]
+        found += [*_of_names(view), *view.seen, *_not_finite(view), *_one_sided(view), *_settings(view)]
     if stage.kind in ("output", "batch"):
         found += outputs.places(stage)
         modules = pair.reference.about.get("modules", {})
@@ -401,7 +401,10 @@ def _settings(view: View) -> list[str]:
     if view.stage.kind not in ("optimizer state", "update"):
         return []
     groups = [capture.shown(view.step).get("groups") or [] for capture in view.pair.captures]
+    kinds = [capture.shown(view.step).get("optimizers") for capture in view.pair.captures]
     found = []
+    if all(kinds) and kinds[0] != kinds[1]:
+        found.append(f"The optimizer is {listed(kinds[0] or [])}, in the reference {listed(kinds[1] or [])}.")
     each = [{name: group for group in own for name in group["params"]} for own in groups]
     if not all(each):
         rates = [capture.shown(view.step).get("learning_rate") for capture in view.pair.captures]

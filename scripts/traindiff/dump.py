@@ -416,6 +416,7 @@ class Dump:
 
     def _note_settings(self, optimizer: Any, names: dict[Tensor, str]) -> None:
         self.settings += _settings(optimizer.param_groups, names)
+        self.facts["optimizers"] = sorted({*self.facts.get("optimizers", []), type(optimizer).__name__})
         steps = [state.get("step", 1) for each, state in optimizer.state.items() if each in names and state]
         self.counts |= {int(step) for step in steps} or {0}
 

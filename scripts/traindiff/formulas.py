@@ -20,7 +20,8 @@ SMALLEST_SCALE = 2**8
 """From this power of two on a factor may be a loss scale."""
 LEAST = 3
 """Fewest values of a tensor that has an unknown of its own."""
-CAUSES_OF_SETTINGS = {"lr": "rate", "eps": "eps", "weight_decay": "decay", "count": "steps counted anew"}
+CAUSES_OF_SETTINGS = {"lr": "rate", "eps": "eps", "weight_decay": "decay", "decoupled_weight_decay": "decay"}
+CAUSES_OF_SETTINGS["count"] = "steps counted anew"
 """Causes of settings; of others it is that the settings differ."""
 GROUPS = 4
 """Most values of one setting that groups of parameters have."""
@@ -44,7 +45,6 @@ CHECKS = {
     "means of blocks": "What each rank or micro-batch divides its loss by: its own number, where numbers differ.",
     "weights of blocks": "What multiplies the loss of these ranks or micro-batches.",
     "dropped or repeated samples": "Rows that fill up a batch, dropped remainders, a sampler that repeats samples.",
-    "weights of samples": "Weights in the loss, and what it is divided by.",
     "clip": "The limit of the clipping, and where the trainer, or the engine's own configuration, sets it.",
     "clip by value": "clip_grad_value_ in place of clip_grad_norm_.",
     "clip of each block": "Clipping after each micro-batch, or on each rank before the reduction.",
@@ -55,9 +55,8 @@ CHECKS = {
     "moments lost": "Whether the optimizer's state is loaded on a resume, before the first step.",
     "steps counted anew": "Whether the optimizer's step count is loaded on a resume.",
     "rate": "The learning rate and its schedule: warm-up, number of steps, a scheduler that steps more than once.",
-    "factor of updates": "The learning rate that the optimizer really has, and what else scales updates.",
+    "factor of updates": "The learning rate and decay that the optimizer really has; whether it is the same optimizer.",
     "factors of updates": "Parameter groups: which parameters are in which, their learning rates.",
-    "rate and decay": "Learning rate and weight decay.",
     "eps": "The optimizer's eps.",
     "settings": "The optimizer's arguments.",
     "no update": "Whether the optimizer takes a step, and with a learning rate above 0.",
@@ -494,13 +493,13 @@ def _by_value(view: View) -> Iterator[Formula]:
 # The optimizer
 
 
-def moments(view: View) -> dict[str, tuple[float, float]]:
-    """Return (a, b) of each kind of the reference's moments: m = a x m before + b x the gradient (its square)."""
+def moments(view: View) -> dict[str, tuple[float, float, float]]:
+    """Return (a, b, d) of each kind of the reference's moments: m = a m before + b g + d w (of squares: of g^2)."""
     found = {}
     for key in _keys(row.name for row in view.stage.rows):
         names = [row.name for row in view.stage.rows if _key(row.name) == key]
-        if (fit := _of_moments(view, key, names, view.expected)) and fit.solved:
-            found[key] = (fit.solved[0] if len(fit.solved) > 1 else 0.0, fit.solved[-1])
+        if fit := _of_moments(view, key, names, view.expected):
+            found[key] = fit[1]
     return found
 
 
@@ -512,7 +511,7 @@ def _keys(names: Iterable[str]) -> list[str]:
     return [*dict.fromkeys(map(_key, names))]
 
 
-def _of_moments(view: View, key: str, names: list[str], of: Read) -> Fit | None:
+def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, tuple[float, float, float]] | None:
     gradient = view.gradients(1)
     before = view.pair.reference.tensors(f"step{view.step - 1}/optimizer")
     if gradient is None:
@@ -520,47 +519,58 @@ def _of_moments(view: View, key: str, names: list[str], of: Read) -> Fit | None:
     has_before = all(name in before for name in names)
     terms: list[Read] = [lambda name: before[name].double()] * has_before
     terms.append(lambda name: gradient(name) ** (2 if key.endswith("_sq") else 1))
-    return view.solve("other coefficients of moments", names, terms, of)
+    for more in ([], [view.before]):  # decay that is added to the gradient
+        if (not more or not key.endswith("_sq")) and (
+            fit := view.solve("other coefficients of moments", names, [*terms, *more], of)
+        ):
+            a, b, d = [0.0] * (not has_before) + fit.solved + [0.0] * (not more)
+            return fit, (a, b, d)
+    return None
 
 
 def _moments(view: View) -> Iterator[Formula]:
     """m' = a' m before + b' g: other coefficients, a gradient with a factor, or moments that are lost."""
     if view.stage.kind != "optimizer state" or any(row.note for row in view.stage.wrong):
         return
-    usual, fits = moments(view), {}
+    usual, fits, own = moments(view), [], {}
     for key in _keys(view.names):
         names = [name for name in view.names if _key(name) == key]
-        if not (fit := _of_moments(view, key, names, view.actual)):
+        if not (found := _of_moments(view, key, names, view.actual)):
             return
-        fits[key] = fit
-    own = {key: (fit.solved[0] if len(fit.solved) > 1 else 0.0, fit.solved[-1]) for key, fit in fits.items()}
+        fits.append(found[0])
+        own[key] = found[1]
     fit = Fit(
-        [each for one in fits.values() for each in one.solved],
-        max(each.left for each in fits.values()),
-        sum(each.values for each in fits.values()),
-        sum(each.tensors for each in fits.values()),
+        [each for one in fits for each in one.solved],
+        max(each.left for each in fits),
+        sum(each.values for each in fits),
+        sum(each.tensors for each in fits),
     )
     shown = "; ".join(
-        f"{key} = {number(a)} x that before + {number(b)} x g" + "^2" * key.endswith("_sq")
-        for key, (a, b) in own.items()
+        f"{key} = {number(a)} x that before + {number(b)} x g"
+        + "^2" * key.endswith("_sq")
+        + f" + {number(d)} x w" * bool(d)
+        for key, (a, b, d) in own.items()
     )
     if not usual.keys() >= own.keys():
         counted = view.pair.reference.shown(view.step).get("optimizer_steps")
         if not usual and counted and counted != [0]:  # the reference goes on from moments of before the first step
             yield Formula("moments lost", "they begin with this step's gradient", shown, fit)
         return
+    near = 10 * view.near
     # Moments that do not differ are those of a factor of 1.
-    times = [abs(b / usual[key][1]) ** (0.5 if key.endswith("_sq") else 1) for key, (_, b) in own.items()]
+    times = [abs(b / usual[key][1]) ** (0.5 if key.endswith("_sq") else 1) for key, (_, b, _) in own.items()]
     times += [1.0] * (len(usual) - len(own))
-    same = all(abs(a - usual[key][0]) <= 10 * view.near for key, (a, _) in own.items())
-    if same and len(_distinct(times, view)) == 1:
-        c = times[0]
-        one = Fit([c], fit.left, fit.values, fit.tensors)
-        yield of_clipping(view, c, one, f"gradient in the optimizer = {number(c)} x the reference's")
+    same = all(abs(a - usual[key][0]) <= near for key, (a, *_) in own.items())
+    decays = all(view.same(d, usual[key][2], 100) for key, (*_, d) in own.items())
+    if same and decays and len(_distinct(times, view)) == 1:
+        one = Fit([times[0]], fit.left, fit.values, fit.tensors)
+        yield of_clipping(view, times[0], one, f"gradient in the optimizer = {number(times[0])} x the reference's")
+    elif not decays:
+        return
     elif (
         view.step > view.pair.steps[0]
-        and all(abs(a) < 10 * view.near for a, _ in own.values())
-        and all(view.same(b, usual[key][1], 10) for key, (_, b) in own.items())
+        and all(abs(a) < near for a, *_ in own.values())
+        and all(view.same(b, usual[key][1], 10) for key, (_, b, _) in own.items())
     ):
         yield Formula("moments lost", "they begin anew", shown, fit)
     else:
@@ -568,9 +578,9 @@ def _moments(view: View) -> Iterator[Formula]:
         yield Formula("coefficients of moments", text, shown, fit)
 
 
-def _coefficients(ab: tuple[float, float]) -> str:
+def _coefficients(found: tuple[float, float, float]) -> str:
     """Return the coefficients of a moment; one, where both add up to 1, or the first step shows only one."""
-    a, b = ab
+    a, b, _ = found
     return f"{1 - b:.6g}" if abs(a + b - 1) < 1e-3 or (not a and b < 1) else f"{a:.6g} and {b:.6g}"
 
 
@@ -590,12 +600,11 @@ def _rate(view: View, times: float, fit: Fit) -> Formula:
     return Formula("factor of updates", text, shown, fit)
 
 
-def _rate_and_decay(view: View) -> Iterator[Formula]:
+def _factor_and_decay(view: View) -> Iterator[Formula]:
     """u' = c u + k w: of all that differ, with one c and one k."""
-    if fit := view.solve("another rate and decay", view.names, [view.expected, view.before]):
-        c, k = 1 + fit.solved[0], fit.solved[1]
-        text = f"{number(c)} times the updates, and {number(k)} times the weights"
-        yield Formula("rate and decay", text, "update = c x the reference's + k x the weights", fit)
+    if fit := view.solve("a factor and a multiple of the weights", view.names, [view.expected, view.before]):
+        text = f"{number(1 + fit.solved[0])}, and {number(fit.solved[1])} times the weights"
+        yield Formula("factor of updates", text, "update = c x the reference's + k x the weights", fit)
 
 
 def _plain_gradient(view: View) -> Iterator[Formula]:
@@ -622,12 +631,13 @@ def _stated(view: View) -> Iterator[Formula]:
     different: dict[tuple[str, str], list[str]] = {}
     for name in view.names:
         for key in own[name].keys() & usual[name].keys():
-            if own[name][key] != usual[name][key]:
+            is_idle = key == "decoupled_weight_decay" and 0 in (own[name]["weight_decay"], usual[name]["weight_decay"])
+            if own[name][key] != usual[name][key] and not is_idle:
                 text = f"{own[name][key]:.6g}, not {usual[name][key]:.6g}"
                 different.setdefault((key, text), []).append(name)
     causes = {CAUSES_OF_SETTINGS.get(key, "settings") for key, _ in different}
     shown = [
-        (f"{key} " * (len(causes) > 1)) + text + f" ({listed(names)})" * (len(names) < len(view.stage.rows))
+        (f"{key} " * (len(different) > 1)) + text + f" ({listed(names)})" * (len(names) < len(view.stage.rows))
         for (key, text), names in different.items()
     ]
     if causes:
@@ -682,7 +692,7 @@ _OF: dict[str, tuple[Formulas, ...]] = {
     "update": (
         *_PLAIN,
         _decay,
-        _rate_and_decay,
+        _factor_and_decay,
         _plain_gradient,
         _stated,
         _parts_of_ranks,

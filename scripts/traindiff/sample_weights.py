@@ -226,6 +226,8 @@ def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]
         cause = "lost blocks"
         times = ", ".join(dict.fromkeys(map(number, left)))
         text = f"of {len(blocks)} {partition.plural} only {counting} count{'s' * alone}, {times} times"
+    elif len(blocks) == len(sums.samples):
+        return  # any other loss of a model with one output gives each sample a weight of its own
     else:
         cause, text = "weights of blocks", f"{partition.kind} {each}"
     yield Formula(cause, text, shown, fit, table)
@@ -265,7 +267,10 @@ def _of_samples(sums: _Sums, fit: Fit) -> Iterator[Formula]:
             rest = "" if abs(once - 1) <= near else f"; the others {number(once)} times"
             yield Formula("dropped or repeated samples", f"{'; '.join(parts)}{rest}", shown, fit, table)
             return
-    yield Formula("weights of samples", "see the table", shown, fit, table)
+    sums.view.seen.append(
+        f"As a sum of the step's samples with weights from {min(weights):.4g} to {max(weights):.4g}, the gradient is "
+        "explained: by weights in the loss, or by another loss or other targets of a model with one output."
+    )
 
 
 def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:

@@ -211,6 +211,13 @@ def test_as_many_unknowns_as_values_explain_nothing(tmp_path, weights, size):
     assert "no formula fits.**" in weighted(tmp_path, weights, size)
 
 
+def test_a_weight_of_each_sample_is_no_cause(tmp_path):
+    """Another loss, or other targets, of a model with one output give each sample some weight."""
+    page = weighted(tmp_path, [1, 3, 0.5, 2, 1.25, 1, 4, 0.2], 60)
+    assert "no formula fits.**" in page
+    assert "- As a sum of the step's samples with weights from 0.2 to 4, the gradient is explained: " in page
+
+
 def test_metadata_that_do_not_fit_are_an_error(tmp_path):
     with pytest.raises(InputError, match=r"its metadata `targets` is not a list of 4 values in JSON"):
         weighted(tmp_path, [2, 0, 1, 1], 30, targets="3")
