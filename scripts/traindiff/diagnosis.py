@@ -9,9 +9,9 @@ from typing import Any
 from traindiff import formulas, outputs, sample_weights
 from traindiff.capture_files import InputError, RankStep
 from traindiff.comparison import stages
-from traindiff.fit import Fit, View, listed, number, ranges
+from traindiff.fit import PART, Fit, View, listed, number, ranges
 from traindiff.formulas import Formula, meaning
-from traindiff.pair import FILES, LIMITS, Pair, Row, Stage, owner
+from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage, owner
 
 TENSORS = (*FILES, "update", "initial weights", "buffers")
 """Stages of which formulas recompute tensors."""
@@ -330,6 +330,10 @@ def _places(view: View, compared: list[Stage]) -> list[str]:
         each.step == stage.step and each.kind == "gradient" and each.rows for each in compared
     ):
         found.append("The gradients are equal; the norm that is taken of them is not.")
+    if stage.kind == "initial weights":
+        found.append("The trainings do not begin with the same weights: all later differences follow from that.")
+    if stage.kind == "gradient":
+        found += _of_losses(view)
     found += _disagreements(pair, max(stage.step, 0))
     found += _plan(pair, stage)
     later = [each.kind for each in compared if each.step == stage.step and each.wrong and each is not stage]
@@ -341,6 +345,20 @@ def _places(view: View, compared: list[Stage]) -> list[str]:
     if later:
         found.append(f"It goes on to: {listed(dict.fromkeys(later), 9)}.")
     return [each for each in found if each]
+
+
+def _of_losses(view: View) -> list[str]:
+    """Return what dumps' losses, and weights of samples that do not fit, say of the forward pass."""
+    own, usual = (capture.shown(view.step).get("loss") for capture in view.pair.captures)
+    found = []
+    if own is not None and usual is not None and not view.pair.actual.ranks(view.step):
+        same = abs(own - usual) <= view.limit(SCALARS) * abs(usual)
+        found.append(f"The loss is {own:.8g}, in the reference {'the same' if same else f'{usual:.8g}'}.")
+    if view.tried.get("a weight of each sample", 0.0) > view.limit(PART) and not view.seen:
+        found.append(
+            "No weights of the step's samples give this gradient: not these inputs and targets, or not this model."
+        )
+    return found
 
 
 def _index(compared: list[Stage], stage: Stage) -> int:

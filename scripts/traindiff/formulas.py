@@ -31,7 +31,8 @@ CHECKS = {
     "targets, a loss scale that is not taken out again.",
     "factor of some": "What scales these gradients alone: a reduction or a hook of theirs, a divisor of their own.",
     "factor of each rank's part": "Whether ranks scale their own parts: clipping by the norm of a part, for example.",
-    "zero": "Parameters that are frozen, detached, or cleared before the step.",
+    "no gradient": "Parameters that are frozen, detached, or cleared before the step.",
+    "zero": "What sets these tensors, or does not.",
     "previous gradient": "zero_grad() after each step, and what is kept between steps.",
     "another step": "Whether both number their steps alike (from 0), and gradients of a batch that was read before.",
     "decay": "Weight decay: which parameters have it, how much, and whether it is added to the gradient (Adam) or "
@@ -156,7 +157,9 @@ def _factor(view: View) -> Iterator[Formula]:
     kind, names = view.stage.kind, view.names
     if all(not bool(view.actual(name).any()) for name in names):
         if fit := view.holds("", names, lambda name: torch.zeros_like(view.expected(name))):
-            cause = {"update": "no update"}.get(kind, "zero")
+            cause = {"update": "no update", "gradient": "no gradient", "clipped gradient": "no gradient"}.get(
+                kind, "zero"
+            )
             text = "" if len(names) == len(view.stage.rows) else listed(names)
             yield from _of_zero(view, Formula(cause, text, f"{kind} = 0", fit))
         return

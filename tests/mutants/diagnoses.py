@@ -44,9 +44,11 @@ CAUSES = {
         "DDP never synchronizes": "ddp mlp",
         "the last micro-batch is not reduced (DeepSpeed #7985)": "ddp llama2 accumulated",
     },
-    "zero": {
+    "no gradient": {
         "HSDP's replicas do not average": "hsdp mlp",
         "no gradient goes back between the devices of model parallelism": "mp mnist",
+    },
+    "zero": {
         "bias of the first layer alone (torchtitan #1593)": "single moe reference",
     },
     "factor": {

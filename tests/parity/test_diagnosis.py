@@ -25,7 +25,7 @@ FAULTS = {
         "gradient (5 of 21, first layers.0.attention_norm.weight)",
         "not reduced: only rank 0 of 2 counts, 2 times",
     ),
-    "dropped_embedding": ("gradient (1 of 21, first embedding.weight)", "zero: embedding.weight"),
+    "dropped_embedding": ("gradient (1 of 21, first embedding.weight)", "no gradient: embedding.weight"),
 }
 """Fault of worker.py: what the page's first sentence names, and the cause."""
 FAULTY = [Case("ddp", "llama2", fault=fault) for fault in FAULTS]
