@@ -217,9 +217,9 @@ class Dump:
             dtypes = {each.dtype for each in module.parameters()}
             if torch.is_autocast_enabled(device):
                 dtypes.add(torch.get_autocast_dtype(device))
-            for each in module.modules() if isinstance(module, FSDPModule) else ():
-                if isinstance(each, FSDPModule):
-                    dtypes |= {each._get_fsdp_state()._mp_policy.param_dtype} - {None}
+            for each in module.modules():
+                policy = each._get_fsdp_state()._mp_policy if isinstance(each, FSDPModule) else None
+                dtypes |= {policy.param_dtype} if policy and policy.param_dtype else set()
             if floats := [each for each in dtypes if each.is_floating_point]:
                 self.facts["dtype"] = str(min(floats, key=lambda each: torch.finfo(each).bits)).removeprefix("torch.")
 
