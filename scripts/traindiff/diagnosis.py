@@ -323,7 +323,7 @@ def _places(view: View, compared: list[Stage]) -> list[str]:
         found += outputs.places(stage)
         modules = pair.reference.about.get("modules", {})
         if classes := modules.get(stage.wrong[0].module):
-            found.append(f"`{stage.wrong[0].module}` is a {' or '.join(classes)}.")
+            found.append(f"`{stage.wrong[0].module}` is a {classes[0]}.")
     elif stage.kind not in TENSORS:
         found += [f"{row.name}: {row.note}." for row in stage.wrong if row.note]
     if stage.kind == "norm" and any(
@@ -375,8 +375,7 @@ def _of_names(view: View) -> list[str]:
     order = ranks[0].order
     names = [row.parameter for row in stage.wrong]
     latest = max(names, key=lambda name: order.get(owner(name), -1))
-    classes = " or ".join(modules.get(owner(latest), []))
-    own = f"{latest}" + f" (of a {classes})" * bool(classes)
+    own = " of a ".join([latest, *modules.get(owner(latest), [])[:1]])
     right = [row.parameter for row in stage.rows if not row.differs]
     after = [name for name in right if order.get(owner(name), -1) > order.get(owner(latest), -1)]
     if after:

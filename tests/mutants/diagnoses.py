@@ -22,7 +22,6 @@ class Diagnosis:
 
 CAUSES = {
     "norm of some": {
-        "the norm leaves out the experts (Megatron #5916)": "ep moe accumulated",
         "the gradient norm without the replicated parameters of tensor parallelism": "tp_sp llama2 frozen",
         "norm for clipping of the local shard alone": "fsdp mlp",
         "a pipeline's ranks clip each by their own norm": "pp mnist",
@@ -131,6 +130,7 @@ CAUSES = {
 """Cause, as of traindiff's formulas: the faults that it must explain, and the case of each."""
 PLACES = {
     "norm": {
+        "the norm leaves out the experts (Megatron #5916)": "ep moe accumulated",
         "norms of replicated gradients counted twice (DeepSpeed #8475)": "tp moe",
         "gradients of norms not reduced under sequence parallelism": "tp_sp vit",
     },

@@ -1,7 +1,9 @@
-"""Run a script for its first steps, and say which rules of docs/scripts.md it keeps.
+"""Run a script for its first steps, and say which rules of docs/scripts.md
+it keeps.
 
-It is started as a strategy's script is, on two ranks of this machine, with the settings, data and initial weights of
-`single`; `single` takes the same steps, and their losses and weights are compared. Prints a line per rule; status 1 if
+It is started as a strategy's script is, on two ranks of this machine, with the
+settings, data and initial weights of `single`; `single` takes the same steps,
+and their losses and weights are compared. Prints a line per rule; status 1 if
 one is not kept.
 """
 
