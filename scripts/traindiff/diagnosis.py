@@ -557,6 +557,13 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
         and not all(c.tensors(f"step{stage.step}/optimizer") for c in pair.captures)
     ):
         found.append("The optimizer's state in both dumps: it tells a setting from a gradient.")
+    if is_dump and not causes and stage.kind == "gradient":
+        found.append(
+            "The outputs of the model for the samples of this step, printed by both: they tell the forward pass from the "
+            "backward pass."
+        )
+    if is_dump and not causes and stage.kind in ("optimizer state", "update"):
+        found.append("The steps before: with `--twin`, or both in float64, an earlier and smaller difference shows.")
     return found
 
 

@@ -6,8 +6,8 @@ from traindiff.diagnosis import Diagnosis
 from traindiff.formulas import CHECKS
 from traindiff.pair import Stage
 
-LISTED = 12
-"""Most tensors that a page lists."""
+LISTED, TRIED = 12, 4
+"""Most tensors, and most formulas that do not fit, that a page lists."""
 
 
 def markdown(found: Diagnosis, title: str) -> str:
@@ -57,8 +57,8 @@ def _tried(found: Diagnosis) -> list[str]:
     if found.causes or not tried:
         return []
     best = sorted(tried.items(), key=lambda item: item[1])
-    listed = "; ".join(f"{name} leaves {_part(left)}" for name, left in best)
-    return [f"- No formula fits. Of the difference, {listed}."]
+    listed = "; ".join(f"{name} leaves {_part(left)}" for name, left in best[:TRIED])
+    return [f"- No formula fits: of the difference, {listed}."]
 
 
 def _part(left: float) -> str:
