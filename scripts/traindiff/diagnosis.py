@@ -559,7 +559,7 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
         found.append("The optimizer's state in both dumps: it tells a setting from a gradient.")
     if is_dump and not causes and stage.kind == "gradient":
         found.append(
-            "The outputs of the model for the samples of this step, printed by both: they tell the forward pass from the "
+            "The outputs of the model for the samples of this step, printed by both: they tell the forward from the "
             "backward pass."
         )
     if is_dump and not causes and stage.kind in ("optimizer state", "update"):
