@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from traindiff import formulas, outputs, sample_weights
-from traindiff.capture_files import InputError, RankStep
+from traindiff.capture_files import InputError, RankStep, Tensors
 from traindiff.comparison import stages
 from traindiff.fit import PART, Fit, View, listed, number, ranges
 from traindiff.formulas import Formula, meaning
@@ -104,10 +104,7 @@ def _excused(found: list[Stage]) -> str:
 
 
 def _updates_are_equal(pair: Pair, stage: Stage) -> bool:
-    """Return whether a difference before the update does not reach any: all are equal, and the reference's not 0.
-
-    Adam hides the scale of a gradient. It shows in the optimizer's state.
-    """
+    """Return whether a difference before the update does not reach any: all are equal, and the reference's not 0."""
     updates, states, gradients = _later(pair)
     if stage.kind == "samples":
         own = [each for each in gradients if each.step == stage.step]
@@ -123,15 +120,11 @@ def _updates_are_equal(pair: Pair, stage: Stage) -> bool:
     )
     if not _equal(updates) or not moved:
         return False
-    both = [each for each in states if each.rows]
-    if stage.kind == "optimizer state" or any(each.wrong for each in both):
+    if stage.kind == "optimizer state" or any(each.wrong for each in states):
         return stage.kind == "optimizer state" and _missing(stage.rows)
-    has_state = [
-        any(capture.tensors(f"step{step}/optimizer").names for step in pair.steps) for capture in pair.captures
-    ]
-    if both or not any(has_state):
-        return True
-    return not any(cause.cause.startswith("factor") for cause in formulas.explain(View(pair, stage)))
+    # A factor is hidden by clipping, or by Adam; that of a loss scale may be taken out inside the optimizer.
+    found = formulas.explain(View(pair, stage)) if stage.kind == "gradient" else []
+    return not any(cause.cause.startswith("factor") and "loss scale" not in cause.text for cause in found)
 
 
 def _missing(rows: list[Row]) -> bool:
@@ -221,6 +214,8 @@ def _of_norm(view: View) -> list[Formula]:
         total = _whole_square(ranks)
         parts = {f"of the part of rank {rank}": square for rank, square in enumerate(own)}
         parts["replicated gradients count once for each rank"] = sum(own)
+        whole = sum(squares.values())
+        parts |= {text: square * total / whole for text, square in _shards(pair, step, file).items()}
         for text, square in (parts | _counted_twice(ranks, total)).items():
             if formulas.is_square(square / total, times**2, 1.0, view):
                 return [Formula("norm of some", text, shown, fit)]
@@ -238,6 +233,27 @@ def _parts(ranks: list[RankStep]) -> dict[tuple[str, tuple[str, ...]], list[floa
     for rank in ranks:
         for name, (norm, _, part) in rank.notes.get("gradients", {}).items():
             found.setdefault((name, tuple(part)), []).append(norm**2)
+    return found
+
+
+def _shards(pair: Pair, step: int, file: Tensors) -> dict[str, float]:
+    """Return the squared norm of each rank's part of the reference's gradient: rows, or columns of a row layer.
+
+    Of the ranks' own gradients it is not known, if each rank clips them by its own norm.
+    """
+    plan, found = pair.actual.about.get("plan") or {"styles": {}}, {}
+    for rank in pair.actual.ranks(step):
+        square = 0.0
+        for name, (*_, part) in rank.notes.get("gradients", {}).items():
+            value = file[name].double()
+            style = plan["styles"].get(_pattern(plan, owner(name))) or ""
+            for axis in (each.partition("=")[0] for each in part):
+                dim = int(axis == "tp" and style.startswith("row") and value.dim() > 1)
+                pieces = value.chunk(pair.actual.about["mesh"].get(axis, 1), dim)
+                place = rank.place.get(axis, 0)
+                value = pieces[place] if place < len(pieces) else value[:0]
+            square += float(value.norm()) ** 2
+        found[f"of the part of rank {rank.rank}"] = square
     return found
 
 

@@ -139,19 +139,21 @@ class View:
         return self._judge(label, names, residual, found)
 
     def _judge(self, label: str, names: Sequence[str], residual: Read, solved: list[float]) -> Fit | None:
-        part, values, fits, rest, whole = self.limit(PART), 0, bool(names), 0.0, 0.0
+        part, values, fits, rest, whole, differs = self.limit(PART), 0, bool(names), 0.0, 0.0, False
         for name in names:
             try:
                 left = float(residual(name).norm())
             except (RuntimeError, InputError, KeyError):
                 return None
             values += self.expected(name).numel()
-            rest, whole = math.hypot(rest, left), math.hypot(whole, float(self.off(name).norm()))
-            fits &= left <= self.rounding(name)
-        left = rest / whole if whole else 0.0  # of tensors that do not differ: what is left is rounding, or not
+            off, rounding = float(self.off(name).norm()), self.rounding(name)
+            differs |= name in self.names or not off <= rounding
+            rest, whole = math.hypot(rest, left), math.hypot(whole, off)
+            fits &= left <= rounding
+        left = rest / whole if differs else 0.0  # of tensors that do not differ, only rounding may be left
         if fits and left <= part and values > len(solved):
             return Fit(solved, left, values, len(names))
-        if whole and math.isfinite(left) and label:
+        if differs and math.isfinite(left) and label:
             self.tried[label] = min(left, self.tried.get(label, math.inf))
         return None
 
