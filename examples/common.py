@@ -120,7 +120,7 @@ def load_data(run, folder):
     if run.task == "classification":
         return arrays["images"].to(dtype) / 127.5 - 1, arrays["labels"].long()
     tokens = arrays["tokens"].long()
-    return tokens[:, :-1], tokens[:, 1:]  # the target of each position is the next token
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()  # the target of each position is the next token
 
 
 def order_of_epoch(run, epoch, samples):

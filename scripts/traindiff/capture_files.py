@@ -144,16 +144,18 @@ class Capture:
         return Tensors(self.folder / f"{name}.safetensors")
 
     def ranks(self, step: int) -> list["RankStep"]:
-        """Return what each rank read and computed in a step."""
+        """Return what each rank read and computed in a step; nothing for what comes after the last one."""
+        if step < 0:
+            return []
         return [RankStep(self, step, rank, about) for rank, about in enumerate(self.about.get("ranks", []))]
 
     def has_update(self, step: int) -> bool:
         """Return whether the weights before and after a step are known."""
-        return bool(self._before(step)) and bool(self.tensors(f"step{step}/weights"))
+        return bool(self.before(step)) and bool(self.tensors(f"step{step}/weights"))
 
     def updates(self, step: int) -> Callable[[str], Tensor]:
         """Return what a step added to a weight, by the weight's name."""
-        before, after = self._before(step), self.tensors(f"step{step}/weights")
+        before, after = self.before(step), self.tensors(f"step{step}/weights")
 
         def update(name: str) -> Tensor:
             values = after[name], before[name]
@@ -162,13 +164,18 @@ class Capture:
 
         return update
 
-    def _before(self, step: int) -> Tensors:
+    def before(self, step: int) -> Tensors:
+        """Return the weights before a step."""
         return self.tensors(f"step{step - 1}/weights" if step else "initial")
 
     def samples(self, step: int) -> "Samples | None":
         """Return the gradients of the samples of a step, if they are known."""
         file = self.tensors(f"step{step}/samples")
         return Samples(file) if file.names else None
+
+    def unreduced(self, step: int) -> dict[int, Tensors]:
+        """Return the gradients of each rank, where ranks that should hold the same ones do not."""
+        return {}
 
     def shown(self, step: int) -> dict[str, Any]:
         """Return what the trainer said of a step."""
@@ -196,6 +203,8 @@ class Samples:
             raise InputError(f"{tensors.path}: {wrong[0]} has not {self.rows} samples, as {self.names[0]} has.")
         self.taken = [*range(self.rows)]
         """The rows that are looked at."""
+        self.indexed = {name.removesuffix(INDEX) for name in tensors.names if name.endswith(INDEX)}
+        """Parameters of which only some values are kept."""
 
     def _listed(self, key: str) -> list[Any]:
         try:
@@ -232,7 +241,7 @@ class Samples:
 
     def label(self, row: int) -> str:
         """Return the name of a row."""
-        label = str(self.ids[row]) if self.ids else f"#{self.taken[row]}"
+        label = f"{self.ids[row]}" if self.ids else f"#{self.taken[row]}"
         return f"{label} (part {self.parts[row]})" if self.parts else label
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from traindiff.capture_files import KINDS, NAME, Capture, InputError
 from traindiff.diagnosis import diagnose
+from traindiff.fit import ranges
 from traindiff.page import markdown
 from traindiff.pair import COARSE, NUMBERS, Pair
-from traindiff.patterns import ranges
 from traindiff.read_dumps import ENDING, Dump, Rules, conversion
 
 MICRO_BATCHES = "micro-batches"
@@ -22,7 +22,7 @@ def main(words: list[str] | None = None) -> int:
     """Compare the dumps that the command line names; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="traindiff",
-        description="Find where two trainings that should be equal differ first, how, and what usually causes that.",
+        description="Find where two trainings that should be equal differ first, and which formula explains that.",
         epilog="Exit status: 0 if nothing differs, 1 if something does, 2 after an error.",
     )
     parser.add_argument("other", metavar="OTHER", type=Path, help="folder or file of the training in question")
@@ -178,9 +178,6 @@ def _notes(pair: Pair, rules: Rules) -> list[str]:
     skipped = sum(each.skipped for each in getattr(pair.actual, "files", {}).values())
     if skipped:
         notes.append(f"Left out (--skip): {skipped} tensors of `{captures[0].folder}`.")
-    known = {*pair.actual.about, *pair.actual.shown(pair.steps[0])}
-    if not known & {"mesh", "accumulation", "world_size", "micro_batches"}:
-        notes.append("With `--ranks dp=N` (or another axis, or `micro-batches=N`), the page also explains factors.")
     return notes
 
 

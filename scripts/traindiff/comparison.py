@@ -2,16 +2,18 @@
 
 import math
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from traindiff import outputs, patterns
+from traindiff import outputs
 from traindiff.capture_files import Capture, InputError, Tensors, same_shape
+from traindiff.fit import listed
 from traindiff.pair import EPSILONS, FLOOR, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage
+from traindiff.sample_weights import counted, reads
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """Names of tensors that a forward pass of PyTorch's modules changes."""
@@ -56,6 +58,8 @@ def compare(
             of_twin = _finite(float(_largest(moved - expected)))
         differences[name] = float(_largest(value - expected)), float(_largest(expected)), of_twin
     scale = max((_finite(size) for _, size, _ in differences.values()), default=0.0)
+    # Where the reference has nothing but zeros, such as updates of a learning rate of 0, any other value differs.
+    scale = scale or max((_finite(difference) for difference, *_ in differences.values()), default=0.0)
     for name, (difference, size, of_twin) in differences.items():
         unit = max(size, FLOOR * scale) or 1.0
         yield Row(name, difference / unit, max(limit(name), MULTIPLE * of_twin / unit, slack(name) / unit))
@@ -82,9 +86,26 @@ def _numbers(pair: Pair, step: int, *keys: str) -> Iterator[Row]:
         if isinstance(value, int | float) and isinstance(expected, int | float):
             unit = abs(expected) or 1.0
             limit = max(pair.limit(SCALARS), MULTIPLE * abs((twin or expected) - expected) / unit)
-            difference = 0.0 if patterns.is_same_number(value, expected) else abs(value - expected) / unit
+            difference = 0.0 if _is_same_number(value, expected) else abs(value - expected) / unit
             ratio = value / expected if expected else None
             yield Row(key, difference, limit, f"{value:.10g}, not {expected:.10g}", ratio=ratio)
+
+
+def _is_same_number(value: float, other: float) -> bool:
+    """Return whether two numbers are the same infinity, both not a number, or equal."""
+    return value == other or (value != value and other != other)
+
+
+def _reported(pair: Pair, step: int) -> Iterator[Row]:
+    """Compare the loss that this training reports with the one that the reference reports, or has."""
+    shown = [capture.shown(step) for capture in pair.captures]
+    value, expected = shown[0].get("reported_loss"), shown[1].get("reported_loss", shown[1].get("loss"))
+    if isinstance(value, int | float) and isinstance(expected, int | float):
+        difference = 0.0 if _is_same_number(value, expected) else abs(value - expected) / (abs(expected) or 1.0)
+        ratio = value / expected if expected else None
+        # A trainer may add up losses in float32, whatever it trains in.
+        limit = max(pair.limit(SCALARS), SCALARS["F32"])
+        yield Row("reported loss", difference, limit, f"{value:.10g}, not {expected:.10g}", ratio=ratio)
 
 
 def _schedule(pair: Pair, step: int) -> Iterator[Row]:
@@ -94,29 +115,47 @@ def _schedule(pair: Pair, step: int) -> Iterator[Row]:
     yield from _numbers(pair, step, "samples", "targets", "learning_rate")
 
 
-def _batch(pair: Pair, step: int) -> Iterator[Row]:
-    ranks, reference = pair.actual.ranks(step), pair.reference.ranks(step)
-    if not ranks or not reference:
+def _samples(pair: Pair, step: int) -> Iterator[Row]:
+    """Compare which samples the step reads, if both say so by the same kind of names."""
+    found = [reads(pair, side, step) for side in (0, 1)]
+    kinds = [{type(sample) for sample, *_ in each} for each in found]
+    hashed = [capture.shown(step).get("hashed") for capture in pair.captures]
+    if not all(found) or kinds[0].isdisjoint(kinds[1]) or (None not in hashed and hashed[0] != hashed[1]):
         return
-    read = {rank.about["data_rank"]: rank for rank in ranks}
-    found, expected = (
-        Counter(
-            sample for rank in group for micro in range(len(rank.notes["indices"])) for sample in rank.samples(micro)
-        )
-        for group in (read.values(), reference)
-    )
+    own, expected = (counted(pair, side, step) for side in (0, 1))
+    missing, more = expected - own, own - expected
     note = "; ".join(
-        f"{what} {', '.join(map(str, [*samples][:8]))}"
-        for what, samples in (("missing:", expected - found), ("read twice or from another step:", found - expected))
+        f"{what} {listed((str(sample) + places.get(sample, '') for sample in samples), 8)}"
+        for what, samples, places in (
+            ("not read:", missing, _places(found[1])),
+            ("read twice, or in place of them:", more, _places(found[0])),
+        )
         if samples
     )
-    yield Row("samples", float(found != expected), 0.5, note)
-    yield from outputs.rows(pair, step, ("batch", "input"))
+    yield Row("samples", float(own != expected), 0.5, note)
+
+
+def _places(found: list[tuple[object, int, int]]) -> dict[object, str]:
+    """Return where each hashed sample is read, for people; rows of the prepared data have numbers."""
+    counts: dict[tuple[int, int], int] = defaultdict(int)
+    places: dict[object, str] = {}
+    for sample, rank, micro in found:
+        if isinstance(sample, str):
+            places[sample] = f" (rank {rank}, micro-batch {micro}, row {counts[rank, micro]})"
+        counts[rank, micro] += 1
+    return places
+
+
+def _batch(pair: Pair, step: int) -> Iterator[Row]:
+    if pair.actual.ranks(step) and pair.reference.ranks(step):
+        yield from outputs.rows(pair, step, ("batch", "input"))
 
 
 def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
     def rows(pair: Pair, step: int) -> Iterator[Row]:
         name = f"step{step}/{kind}"
+        if kind == "gradients" and pair.slack:
+            return
         pairs = [capture.tensors(name) for capture in (pair.actual, pair.reference)]
         if kind == "optimizer" and not all(each.names for each in pairs) and _has_updates(pair, step):
             # Such as without momentum, which a state kept elsewhere looks like: it counts if the updates differ.
@@ -291,6 +330,7 @@ def _restored(pair: Pair) -> Iterator[Row]:
 
 
 STAGES: dict[str, Callable[[Pair, int], Iterator[Row]]] = {
+    "samples": _samples,
     "schedule": _schedule,
     "initial weights": _initial,
     "batch": _batch,
@@ -304,5 +344,6 @@ STAGES: dict[str, Callable[[Pair, int], Iterator[Row]]] = {
     "update": _update,
     "weights": _weights,
     "buffers": _buffers,
+    "reported loss": _reported,
 }
 """What is compared of a step, in the order in which it is computed."""

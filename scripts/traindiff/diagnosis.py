@@ -1,19 +1,24 @@
-"""Where two trainings differ first, how, and what usually causes it."""
+"""Where two trainings differ first, which formulas explain that, and what can only be said of the place."""
 
 import math
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
-from traindiff import patterns
-from traindiff.capture_files import InputError
+from traindiff import formulas, outputs, sample_weights
+from traindiff.capture_files import InputError, RankStep, Tensors
 from traindiff.comparison import stages
-from traindiff.evidence import Cause, Evidence, usual_causes
-from traindiff.factors import name_factor
-from traindiff.outputs import look_at_outputs
-from traindiff.pair import FILES, Pair, Stage, owner
-from traindiff.sample_weights import look_at_samples
-from traindiff.tensor_differences import look_at_tensors
+from traindiff.fit import PART, Fit, View, listed, number, ranges
+from traindiff.formulas import Formula, meaning
+from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage, owner
+
+TENSORS = (*FILES, "update", "initial weights", "buffers")
+"""Stages of which formulas recompute tensors."""
+BEFORE_UPDATES = ("samples", "gradient", "clipped gradient", "optimizer state")
+"""Stages that may differ where updates are equal: reduction or state inside the optimizer, for example."""
+ISLAND = 1e-5
+"""Largest part of a tensor in float64 that the rounding of float32 inside makes up."""
 
 
 @dataclass(frozen=True)
@@ -24,19 +29,31 @@ class Diagnosis:
     compared: list[Stage]
     """Stages up to the last one of the step in which the first difference is."""
     first: Stage | None = None
-    evidence: Evidence = field(default_factory=Evidence)
-    causes: list[Cause] = field(default_factory=list)
+    causes: list[Formula] = field(default_factory=list)
+    """Formulas that hold, equally."""
+    places: list[str] = field(default_factory=list)
+    """Sentences about the place: what was seen, without a cause."""
+    tried: dict[str, float] = field(default_factory=dict)
+    """Formulas that do not hold, and the part of the difference that they leave."""
+    hints: list[str] = field(default_factory=list)
+    """Sentences on what would tell more."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences on what differs though updates are equal."""
 
     @property
     def sentence(self) -> str:
         if self.first is None:
             steps = self.pair.steps
-            return f"Nothing differs in step{'s' * (len(steps) > 1)} {patterns.ranges(steps)}."
+            return f"Nothing differs in step{'s' * (len(steps) > 1)} {ranges(steps)}."
         wrong, rows = self.first.wrong, self.first.rows
-        count = f"{len(wrong)} of {len(rows)}, first {wrong[0].name}" if len(rows) > 1 else wrong[0].name
-        usual = f"; usual cause: {self.causes[0].cause}" if self.causes else "; no known pattern"
+        count = f" ({len(wrong)} of {len(rows)}, first {wrong[0].name})" if len(rows) > 1 else f" ({wrong[0].name})"
+        count = "" if wrong[0].name in (self.first.kind, "expert_load") else count
+        named = "; no formula fits"
+        if self.causes:
+            each = [cause.name for cause in self.causes]
+            named = f"; cause: {each[0]}" if len(each) == 1 else f"; causes that fit equally: {', or '.join(each)}"
         step = "after the last step" if self.first.step < 0 else f"step {self.first.step}"
-        return f"First difference: {step}, {self.first.kind} ({count}){usual}."
+        return f"First difference: {step}, {self.first.kind}{count}{named}."
 
 
 def diagnose(pair: Pair) -> Diagnosis:
@@ -46,111 +63,413 @@ def diagnose(pair: Pair) -> Diagnosis:
         InputError: they have nothing in common, or other parameters.
     """
     compared: list[Stage] = []
+    excused: list[Stage] = []
     first = None
     for stage in stages(pair):
         if first is not None and stage.step != first.step:
             break
         compared.append(stage)
-        first = first or (stage if stage.wrong else None)
+        if first is None and stage.wrong:
+            if stage.kind in BEFORE_UPDATES and _updates_are_equal(pair, stage):
+                excused.append(stage)
+            else:
+                first = stage
     if not any(stage.rows for stage in compared):
         raise InputError(f"{pair.actual.folder} and {pair.reference.folder} have no tensors of the same step and kind.")
+    notes = [
+        _excused([stage for stage in excused if stage.kind == kind]) for kind in dict.fromkeys(s.kind for s in excused)
+    ]
+    if pair.slack:
+        notes.append(
+            "This training's gradients are the reference's after clipping: it clips by its own code, and PyTorch's "
+            f"functions add 1e-6 to the norm. So differences up to {pair.slack:.1g} count as equal."
+        )
     if first is None:
-        return Diagnosis(pair, compared)
-    evidence = _gather(pair, first, compared[compared.index(first) + 1 :])
-    return Diagnosis(pair, compared, first, evidence, usual_causes(evidence))
+        return Diagnosis(pair, compared, notes=notes)
+    view = View(pair, first)
+    causes = _causes(view, compared)
+    places = _places(view, compared)
+    return Diagnosis(pair, compared, first, causes, places, view.tried, _hints(view, causes), notes)
 
 
-def _gather(pair: Pair, stage: Stage, later: list[Stage]) -> Evidence:
-    """Look at the first stage that differs; ``later``: the others of its step."""
-    found = Evidence()
-    about = pair.actual.about
-    found.note("stage", stage.kind)
-    found.note("step", "first" if stage.step == pair.steps[0] else "after the last" if stage.step < 0 else "later")
-    found.note("gradient", *_of_the_gradient(pair, stage))
-    _look_at_rates(pair, stage, found)
-    found.note("axis", *about.get("mesh", {}), about.get("engine", ""), about.get("context") or "")
-    for later_stage in later:
-        if later_stage.wrong:
-            found.note("later", later_stage.kind)
-    if stage.kind in (*FILES, "update", "initial weights", "buffers"):
-        _look_at_names(pair, stage, found)
-        look_at_tensors(pair, stage, found)
-        _disagreements(pair, stage.step, found)
-    elif stage.kind == "norm":
-        _look_at_norm(pair, stage, found)
-        _disagreements(pair, stage.step, found)
-    elif stage.kind in ("output", "batch"):
-        look_at_outputs(pair, stage, found)
-        _disagreements(pair, stage.step, found)
-    elif stage.kind in ("loss", "evaluation", "schedule"):
-        for row in stage.wrong:
-            found.note("name", row.name)
-            if row.ratio is not None:
-                name_factor(pair, row.ratio, found, f"`{row.name}`")
-        if stage.kind == "loss":
-            look_at_samples(pair, stage.step, [], found)
-    else:
-        found.note("name", *(row.name.split(" ")[0] for row in stage.wrong))
-        _disagreements(pair, max(stage.step, 0), found)
-    _look_at_plan(pair, stage, found)
+def _excused(found: list[Stage]) -> str:
+    wrong, kind = found[0].wrong[0], found[0].kind
+    steps = f"Step{'s' * (len(found) > 1)} {ranges(stage.step for stage in found)}: "
+    if kind == "samples":
+        return f"{steps}the samples have other names ({wrong.note}), but numbers show that they are the same."
+    return (
+        f"{steps}{kind} differs ({wrong.name}: {wrong.difference:.1e}), but all updates are equal. The optimizer "
+        "reduces gradients, or keeps its state, in another way: that is no difference."
+    )
+
+
+def _updates_are_equal(pair: Pair, stage: Stage) -> bool:
+    """Return whether a difference before the update does not reach any: all are equal, and the reference's not 0."""
+    updates, states, gradients = _later(pair)
+    if stage.kind == "samples":
+        own = [each for each in gradients if each.step == stage.step]
+        if _equal(own) if own and not updates else _equal(updates):
+            return True
+        # All names are others: the samples are the same ones if a formula holds for the gradient.
+        return _is_disjoint(pair, stage.step) and any(bool(_causes(View(pair, each), [])) for each in own if each.wrong)
+    moved = any(
+        bool(pair.reference.updates(stage.step)(row.name).any())
+        for u in updates
+        if u.step == stage.step
+        for row in u.rows
+    )
+    if not _equal(updates) or not moved:
+        return False
+    if stage.kind == "optimizer state" or any(each.wrong for each in states):
+        return stage.kind == "optimizer state" and _missing(stage.rows)
+    # A factor is hidden by clipping, or by Adam; that of a loss scale may be taken out inside the optimizer.
+    found = formulas.explain(View(pair, stage)) if stage.kind == "gradient" else []
+    return not any(cause.cause.startswith("factor") and "loss scale" not in cause.text for cause in found)
+
+
+def _missing(rows: list[Row]) -> bool:
+    return all(math.isinf(row.difference) for row in rows if row.differs)
+
+
+@lru_cache(maxsize=1)
+def _later(pair: Pair) -> tuple[list[Stage], list[Stage], list[Stage]]:
+    every = [stage for stage in stages(pair) if stage.rows]
+    kinds = ("update", "optimizer state", "gradient")
+    return tuple([stage for stage in every if stage.kind == kind] for kind in kinds)  # type: ignore[return-value]
+
+
+def _equal(found: list[Stage]) -> bool:
+    return bool(found) and not any(stage.wrong for stage in found)
+
+
+# Causes
+
+
+def _causes(view: View, compared: list[Stage]) -> list[Formula]:
+    stage, pair = view.stage, view.pair
+    if any(row.note for row in stage.wrong) and stage.kind in TENSORS:
+        # A state that only one has: of parameters that are not updated?
+        later = [each for each in stages(pair) if each.step == stage.step and each.kind == "update" and each.wrong]
+        found = [each for update in later for each in formulas.explain(View(pair, update))]
+        return [each for each in found if each.cause in ("left out of the optimizer", "no update")]
+    if any(not math.isfinite(row.difference) for row in stage.wrong) and stage.kind != "restored checkpoint":
+        return []
+    if stage.kind == "samples":
+        return _of_samples(view)
+    if stage.kind in ("output", "batch"):
+        return outputs.explain(pair, stage)
+    if stage.kind == "gradient":
+        found = [*formulas.explain(view), *sample_weights.explain(view)]
+        least = min((len(each.fit.solved) for each in found), default=0)
+        best = [each for each in found if len(each.fit.solved) == least]
+        # Samples say more than the ranks' gradients alone: of which micro-batches.
+        partly = [each for each in found if each.cause == "not reduced" and each.table]
+        return partly if partly and [each.cause for each in best] == ["not reduced"] else best
+    if stage.kind in TENSORS:
+        return formulas.explain(view)
+    if stage.kind == "norm":
+        return _of_norm(view)
+    if stage.kind in ("loss", "reported loss"):
+        return _of_loss(view, compared)
+    if stage.kind == "schedule":
+        return _of_rate(view)
+    if stage.kind == "restored checkpoint":
+        return _of_restored(view)
+    return []
+
+
+def _of_samples(view: View) -> list[Formula]:
+    """Other samples, where also numbers differ: by their names alone."""
+    row = view.stage.wrong[0]
+    own, others = _named(view.pair, 0, view.step), {s: _named(view.pair, 1, s) for s in view.pair.reference.steps}
+    steps = [step for step, other in others.items() if own == other]
+    text = f"those of step {steps[0]}" if steps and steps[0] != view.step else row.note
+    if _is_disjoint(view.pair, view.step):
+        text = "the reference reads none of them in its steps, or they are prepared otherwise"
+    return [Formula("other samples", text, "compared by their names", Fit([], 0.0, len(own), 0))]
+
+
+def _named(pair: Pair, side: int, step: int) -> set[object]:
+    return {*sample_weights.counted(pair, side, step)}
+
+
+def _is_disjoint(pair: Pair, step: int) -> bool:
+    """Return whether the reference reads none of the samples of a step in any of its own."""
+    return not any(_named(pair, 0, step) & _named(pair, 1, other) for other in pair.reference.steps)
+
+
+def _of_norm(view: View) -> list[Formula]:
+    """n' = the norm of a part of the gradients, of one rank's part, of all ranks' parts, or times a known number."""
+    pair, step = view.pair, view.step
+    values = [capture.about["steps"][step]["norm"] for capture in pair.captures]
+    if not all(math.isfinite(value) and value > 0 for value in values):
+        return []
+    times, fit = values[0] / values[1], Fit([], 0.0, 1, 0)
+    shown = f"norm = {number(times)} x that of the whole gradient"
+    file = pair.reference.tensors(f"step{step}/gradients")
+    squares = {name: float(file[name].double().norm()) ** 2 for name in file.names}
+    ranks = pair.actual.ranks(step)
+    own = [sum(norm**2 for norm, *_ in rank.notes.get("gradients", {}).values()) for rank in ranks]
+    if len(own) > 1 and all(own):
+        total = _whole_square(ranks)
+        parts = {f"of the part of rank {rank}": square for rank, square in enumerate(own)}
+        parts["replicated gradients count once for each rank"] = sum(own)
+        whole = sum(squares.values())
+        parts |= {text: square * total / whole for text, square in _shards(pair, step, file).items()}
+        for text, square in (parts | _counted_twice(ranks, total)).items():
+            if formulas.is_square(square / total, times**2, 1.0, view):
+                return [Formula("norm of some", text, shown, fit)]
+    dims = {name: len(file.shape(name)) for name in squares}
+    if part := formulas.part_of_norm(squares, dims, sum(squares.values()) * times**2, view):
+        return [Formula("norm of some", part, shown, fit)]
+    means = meaning(pair, step, times, view.near)
+    is_plain = any(f"{each:.9g}" == f"{each:.2g}" for each in (times, 1 / times))
+    return [Formula("norm with a factor", number(times) + means, shown, fit)] if means or is_plain else []
+
+
+def _parts(ranks: list[RankStep]) -> dict[tuple[str, tuple[str, ...]], list[float]]:
+    """Return the squared norms of each distinct part of each gradient, one for each rank that has it."""
+    found: dict[tuple[str, tuple[str, ...]], list[float]] = {}
+    for rank in ranks:
+        for name, (norm, _, part) in rank.notes.get("gradients", {}).items():
+            found.setdefault((name, tuple(part)), []).append(norm**2)
     return found
 
 
-def _look_at_rates(pair: Pair, stage: Stage, found: Evidence) -> None:
-    """Note what both trainings say of their learning rates in a step."""
-    rates = [capture.shown(stage.step).get("learning_rate") for capture in pair.captures]
-    if None in rates:
-        found.note("rate", "unknown")
-        return
-    found.note("rate", "equal" if rates[0] == rates[1] else "different")
-    if stage.kind == "update":
-        found.note("rate", *["zero"] * (rates[0] == 0 != rates[1]))
-        found.say(f"The learning rate of the step is {rates[0]}, and in the reference {rates[1]}.")
+def _shards(pair: Pair, step: int, file: Tensors) -> dict[str, float]:
+    """Return the squared norm of each rank's part of the reference's gradient: rows, or columns of a row layer.
+
+    Of the ranks' own gradients it is not known, if each rank clips them by its own norm.
+    """
+    plan, found = pair.actual.about.get("plan") or {"styles": {}}, {}
+    for rank in pair.actual.ranks(step):
+        square = 0.0
+        for name, (*_, part) in rank.notes.get("gradients", {}).items():
+            value = file[name].double()
+            style = plan["styles"].get(_pattern(plan, owner(name))) or ""
+            for axis in (each.partition("=")[0] for each in part):
+                dim = int(axis == "tp" and style.startswith("row") and value.dim() > 1)
+                pieces = value.chunk(pair.actual.about["mesh"].get(axis, 1), dim)
+                place = rank.place.get(axis, 0)
+                value = pieces[place] if place < len(pieces) else value[:0]
+            square += float(value.norm()) ** 2
+        found[f"of the part of rank {rank.rank}"] = square
+    return found
 
 
-def _of_the_gradient(pair: Pair, stage: Stage) -> list[str]:
-    """Return whether the gradient before the stage is known, and thus equal."""
-    known = all(capture.tensors(f"step{stage.step}/gradients") for capture in pair.captures)
-    return ["equal" if known else "unknown"] if stage.kind != "gradient" else []
+def _whole_square(ranks: list[RankStep]) -> float:
+    return sum(squares[0] for squares in _parts(ranks).values())
 
 
-def _look_at_names(pair: Pair, stage: Stage, found: Evidence) -> None:
-    """Note the classes of the modules of the affected parameter that the backward pass reaches first."""
+def _counted_twice(ranks: list[RankStep], total: float) -> dict[str, float]:
+    """Return squared norms in which what is not split, or is split, counts otherwise, by what that is."""
+    parts = _parts(ranks)
+    split = sum(squares[0] for (_, part), squares in parts.items() if part)
+    degrees = {len(ranks), *(max(rank.place[axis] for rank in ranks) + 1 for axis in ranks[0].place)} - {1}
+    found = {"only split gradients": split, "only gradients that are not split": total - split}
+    for degree in degrees:
+        found[f"gradients that are not split count {degree} times"] = split + degree * (total - split)
+        found[f"split gradients count 1 / {degree} times"] = split / degree + total - split
+    return found
+
+
+def _of_loss(view: View, compared: list[Stage]) -> list[Formula]:
+    """The loss alone: a factor, or that of one rank's micro-batch."""
+    row = view.stage.wrong[0]
+    alone = view.stage.kind == "reported loss" or _is_alone(view)
+    found = []
+    if row.ratio is not None and (means := meaning(view.pair, view.step, row.ratio, view.near)):
+        found.append(f"{number(row.ratio)}{means}")
+    shown = view.pair.actual.shown(view.step)
+    reported = shown.get("reported_loss")
+    micros = [(value, r, m) for r, each in enumerate(shown.get("losses") or []) for m, value in enumerate(each)]
+    for times, text in ((1, ""), (shown.get("micro_batches", 1), ", times the number of micro-batches")):
+        for value, rank, micro in micros if len(micros) > 1 else ():
+            if reported and view.same(reported, times * value, 10) and not found:
+                found.append(f"that of rank {rank}'s micro-batch {micro}{text}")
+    if not alone:
+        return [Formula("factor", found[0], "loss = c x the reference's", Fit([], 0.0, 1, 0))] if found else []
+    text = f"gradients and updates are equal{'; it is ' + found[0] if found else ''}"
+    return [Formula("the report alone", text, "the loss is not what the gradient is of", Fit([], 0.0, 1, 0))]
+
+
+def _is_alone(view: View) -> bool:
+    """Return whether the gradients and updates of a step are compared, and equal."""
+    own = [stage for stage in stages(view.pair) if stage.step == view.step and stage.kind in ("gradient", "update")]
+    return any(stage.rows for stage in own) and not any(stage.wrong for stage in own)
+
+
+def _of_restored(view: View) -> list[Formula]:
+    """A step that is another one, or an optimizer's state that is 0 or missing."""
+    about, restored = view.pair.actual.about, view.pair.actual.tensors("restored/optimizer")
+    wrong = [row.name for row in view.stage.wrong]
+    if "step" in wrong:
+        late = about["resumed_at"] - view.pair.actual.steps[-1] - 1
+        return [Formula("restored state", f"the step, {late} too late", "step = the saved one + k", Fit([], 0.0, 1, 0))]
+    names = [name.removeprefix("optimizer ") for name in wrong if name.startswith("optimizer ")]
+    if names == [each.removeprefix("optimizer ") for each in wrong] and not any(
+        name in restored and bool(restored[name].any()) for name in names
+    ):
+        return [Formula("restored state", "the optimizer's is not there", "state = 0", Fit([], 0.0, len(names), 0))]
+    return []
+
+
+def _of_rate(view: View) -> list[Formula]:
+    """A learning rate that the trainings say, if updates have its factor."""
+    row = next((row for row in view.stage.wrong if row.name == "learning_rate"), None)
+    updates = next((s for s in stages(view.pair) if s.step == view.step and s.kind == "update" and s.wrong), None)
+    if row is None or updates is None:
+        return []
+    found = formulas.explain(View(view.pair, updates))
+    if row.ratio:
+        return [each for each in found if each.cause == "rate"]
+    return [Formula("rate", row.note, each.equation, each.fit) for each in found if each.cause in ("no update", "rate")]
+
+
+# Places
+
+
+def _places(view: View, compared: list[Stage]) -> list[str]:
+    """Return what the place shows."""
+    pair, stage = view.pair, view.stage
+    found = []
+    if stage.kind in TENSORS:
+        found += [*_of_names(view), *view.seen, *_not_finite(view), *_one_sided(view), *_settings(view)]
+    if stage.kind in ("output", "batch"):
+        found += outputs.places(stage)
+        modules = pair.reference.about.get("modules", {})
+        if classes := modules.get(stage.wrong[0].module):
+            found.append(f"`{stage.wrong[0].module}` is a {classes[0]}.")
+    elif stage.kind not in TENSORS:
+        found += [f"{row.name}: {row.note}." for row in stage.wrong if row.note]
+    if stage.kind == "norm" and any(
+        each.step == stage.step and each.kind == "gradient" and each.rows for each in compared
+    ):
+        found.append("The gradients are equal; the norm that is taken of them is not.")
+    if stage.kind == "initial weights":
+        found.append("The trainings do not begin with the same weights: all later differences follow from that.")
+    if stage.kind == "gradient":
+        found += _of_losses(view)
+    found += _disagreements(pair, max(stage.step, 0))
+    found += _plan(pair, stage)
+    later = [each.kind for each in compared if each.step == stage.step and each.wrong and each is not stage]
+    before = [each.kind for each in compared if each.step == stage.step and each.rows and not each.wrong]
+    if before:
+        found.append(
+            f"Equal before it in this step: {listed(before[: _index(compared, stage)], 9)}." * (stage.step >= 0)
+        )
+    if later:
+        found.append(f"It goes on to: {listed(dict.fromkeys(later), 9)}.")
+    return [each for each in found if each]
+
+
+def _of_losses(view: View) -> list[str]:
+    """Return what dumps' losses, and weights of samples that do not fit, say of the forward pass."""
+    own, usual = (capture.shown(view.step).get("loss") for capture in view.pair.captures)
+    found = []
+    if own is not None and usual is not None and not view.pair.actual.ranks(view.step):
+        same = abs(own - usual) <= view.limit(SCALARS) * abs(usual)
+        found.append(f"The loss is {own:.8g}, in the reference {'the same' if same else f'{usual:.8g}'}.")
+    if view.tried.get("a weight of each sample", 0.0) > view.limit(PART) and not view.seen:
+        found.append(
+            "No weights of the step's samples give this gradient: not these inputs and targets, or not this model."
+        )
+    return found
+
+
+def _index(compared: list[Stage], stage: Stage) -> int:
+    own = [each for each in compared if each.step == stage.step and each.rows]
+    return sum(not each.wrong for each in own[: own.index(stage)])
+
+
+def _of_names(view: View) -> list[str]:
+    """Return where the backward pass goes wrong."""
+    pair, stage = view.pair, view.stage
     modules, ranks = pair.reference.about.get("modules"), pair.reference.ranks(stage.step)
-    names = [row.parameter for row in stage.wrong]
-    found.note("keys", *(name.rpartition(".")[2] for name in names))
-    if not modules or not ranks:
-        return
+    if stage.kind != "gradient" or not modules or not ranks:
+        return []
     order = ranks[0].order
-    owners = {name: owner(name) for name in names}
-    latest = max(names, key=lambda name: order.get(owners[name], -1))
-    found.note("inside", *modules.get(owners[latest], []))
+    names = [row.parameter for row in stage.wrong]
+    latest = max(names, key=lambda name: order.get(owner(name), -1))
+    own = " of a ".join([latest, *modules.get(owner(latest), [])[:1]])
     right = [row.parameter for row in stage.rows if not row.differs]
-    after = [name for name in right if order.get(owner(name), -1) > order.get(owners[latest], -1)]
-    if stage.kind == "gradient" and not after:
-        found.note("backward", "from the loss")
-    if stage.kind == "gradient" and len(names) == 1 < len(stage.rows):
-        found.note("backward", "parameter alone")
-    if stage.kind == "gradient" and after and len(names) > 1:
-        found.note("backward", "from within")
-        chain = [name for name in right if -1 < order.get(owner(name), -1) < order.get(owners[latest], -1)]
-        found.note("backward", *["all from there"] * (not chain and stage.step == pair.steps[0]))
+    after = [name for name in right if order.get(owner(name), -1) > order.get(owner(latest), -1)]
+    if after:
         following = min(after, key=lambda name: order.get(owner(name), -1))
-        found.note("follows", *modules.get(owner(following), []))
-        found.say(f"The backward pass is right down to {following} and wrong from {latest} on.")
+        return [f"In the backward pass, gradients are equal down to {following}, and differ from {own} on."]
+    return [f"The gradient of {own}, the last module of the forward pass, differs already."] if len(names) > 1 else []
 
 
-def _disagreements(pair: Pair, step: int, found: Evidence) -> None:
-    """Note the axes along which ranks that should hold the same gradients, or weights, do not."""
+def _not_finite(view: View) -> list[str]:
+    """Return which tensor is not finite, and in which of the two."""
+    for row in view.stage.wrong:
+        if math.isfinite(row.difference) or row.note:
+            continue
+        values = [view.actual(row.name), view.expected(row.name)]
+        counts = [int((~each.isfinite()).sum()) for each in values]
+        where = "both" if all(counts) else "the reference" if counts[1] else "this training"
+        kind = "not a number" if any(bool(each.isnan().any()) for each in values) else "infinite"
+        return [f"{row.name} has values that are {kind}: {max(counts)} of {values[0].numel()}, in {where}."]
+    return []
+
+
+def _one_sided(view: View) -> list[str]:
+    """Return which tensors only one of the trainings has, or has as 0."""
+    found = []
+    if view.stage.kind in ("gradient", "clipped gradient"):
+        for capture in view.pair.captures:
+            file = capture.tensors(view.file)
+            if lacks := [name for name in view.names if name not in file]:
+                found.append(f"Without a gradient in `{capture.folder}`, where it counts as 0: {listed(lacks)}.")
+    if any(row.note for row in view.stage.wrong):
+        return [*found, "Some tensors are missing in one of the two trainings."]
+    names = [row.name for row in view.stage.wrong if math.isfinite(row.difference)]
+    if zero := [name for name in names if not bool(view.expected(name).any())]:
+        found.append(f"0 in the reference: {listed(zero)}.")
+    return found
+
+
+def _settings(view: View) -> list[str]:
+    """Return what both optimizers say of their settings, where these differ."""
+    if view.stage.kind not in ("optimizer state", "update"):
+        return []
+    groups = [capture.shown(view.step).get("groups") or [] for capture in view.pair.captures]
+    kinds = [capture.shown(view.step).get("optimizers") for capture in view.pair.captures]
+    found = []
+    if all(kinds) and kinds[0] != kinds[1]:
+        found.append(f"The optimizer is {listed(kinds[0] or [])}, in the reference {listed(kinds[1] or [])}.")
+    each = [{name: group for group in own for name in group["params"]} for own in groups]
+    if not all(each):
+        rates = [capture.shown(view.step).get("learning_rate") for capture in view.pair.captures]
+        says = f"The learning rate of the step is {rates[0]}, in the reference {rates[1]}."
+        return [says] if None not in rates and rates[0] != rates[1] else []
+    names = [*dict.fromkeys(row.parameter for row in view.stage.wrong)]
+    if lacks := [name for name in names if name in each[1] and name not in each[0]]:
+        found.append(f"The optimizer does not have {listed(lacks)}.")
+    different: dict[tuple[str, str, str], list[str]] = {}
+    for name in (name for name in names if name in each[0] and name in each[1]):
+        own, other = each[0][name], each[1][name]
+        for key in sorted((own.keys() & other.keys()) - {"params"}):
+            if own[key] != other[key]:
+                different.setdefault((key, str(own[key]), str(other[key])), []).append(name)
+    for (key, value, other), names in different.items():
+        found.append(f"The optimizer says {key} {value}, in the reference {other}: for {listed(names)}.")
+    return found
+
+
+def _disagreements(pair: Pair, step: int) -> list[str]:
+    """Return the axes along which ranks that should hold the same gradients, or weights, do not."""
+    if files := pair.actual.unreduced(step):
+        return [
+            f"Ranks {ranges(files)} hold different gradients of the same parameters when the optimizer takes its step."
+        ]
     ranks = pair.actual.ranks(step)
     partial = sorted({name for rank in ranks for name in rank.notes.get("partial", [])})
-    if partial:
-        found.note("partial", "tensors")
-        found.say(f"The optimizer gets partial gradients, which are not reduced: {_some(partial)}.")
+    found = [f"The optimizer gets partial gradients, which are not reduced: {listed(partial)}."] * bool(partial)
     for kind in ("gradients", "weights"):
         axes: dict[str, set[str]] = {}
-        for number, rank in enumerate(ranks):
-            for other in ranks[:number]:
+        for place, rank in enumerate(ranks):
+            for other in ranks[:place]:
                 differ = [axis for axis in rank.place if rank.place[axis] != other.place[axis]]
                 if len(differ) == 1:
                     for name, (norm, total, part) in rank.notes.get(kind, {}).items():
@@ -158,64 +477,42 @@ def _disagreements(pair: Pair, step: int, found: Evidence) -> None:
                         if same and same[2] == part and not _near((norm, total), same):
                             axes.setdefault(differ[0], set()).add(name)
         for axis, names in axes.items():
-            found.note("disagree", axis)
-            found.say(f"Ranks along {axis} hold different {kind} that should be the same: {_some(sorted(names))}.")
+            found.append(f"Ranks along {axis} hold different {kind} that should be the same: {listed(sorted(names))}.")
         if axes:
-            return
+            break
+    return found
 
 
 def _near(values: tuple[float, float], others: list[float]) -> bool:
     size = max(abs(values[0]), abs(others[0]), 1e-300)
     return all(
-        abs(value - other) <= 1e-5 * size < math.inf or patterns.is_same_number(value, other)
+        abs(value - other) <= 1e-5 * size < math.inf or value == other or (value != value and other != other)
         for value, other in zip(values, others, strict=False)
     )
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _look_at_norm(pair: Pair, stage: Stage, found: Evidence) -> None:
-    values = [capture.about["steps"][stage.step]["norm"] for capture in pair.captures]
-    if not math.isfinite(values[0]) or not values[1]:
-        found.note("pattern", "nan")
-        found.say(f"The norm is {values[0]:.6g}, not {values[1]:.6g}, though the gradients are equal.")
-        return
-    found.note("pattern", "small" if values[0] < values[1] else "large")
-    found.say(
-        f"The norm is {values[0] / values[1]:.6g} times the reference's, although the gradients are equal: "
-        + ("some parts are not counted." if values[0] < values[1] else "some parts are counted more than once.")
-    )
-
-
-def _look_at_plan(pair: Pair, stage: Stage, found: Evidence) -> None:
-    """Name the entries of a tensor-parallel plan that concern the module that differs first."""
+def _plan(pair: Pair, stage: Stage) -> list[str]:
+    """Return the entries of a tensor-parallel plan that concern the module that differs first."""
     plan = pair.actual.about.get("plan")
     if not plan or stage.kind not in ("output", "update", *FILES):
-        return
-    module, before = _modules(pair, stage)
-    if not module:
-        return
-    found.say(f"{_entry(plan, module)} in the plan of {plan['file']}.")
-    if before:
-        found.say(f"The module before it: {_entry(plan, before)}.")
-    if before and (_style(plan, before), _style(plan, module)) == ("column", "row"):
-        found.note("plan", "column to row")
-        found.say(
-            f"Between {before} and {module}, each rank has only a part of the features, so nothing there may mix or "
-            "reorder them (as a fused or gated layer, a softmax or a norm would)."
-        )
-
-
-def _modules(pair: Pair, stage: Stage) -> tuple[str, str]:
-    """Return the module that differs first, in the direction of computation, and the last equal one before it."""
-    if stage.kind == "output":
-        return stage.wrong[0].module, stage.before.module if stage.before else ""
+        return []
+    before = stage.before.module if stage.kind == "output" and stage.before else ""
     ranks = pair.reference.ranks(stage.step)
     order = ranks[0].order if ranks else {}
     owners = [owner(row.parameter) for row in stage.wrong]
-    return max(owners, key=lambda module: order.get(module, -1)), ""
+    module = stage.wrong[0].module if stage.kind == "output" else max(owners, key=lambda name: order.get(name, -1))
+    if not module:
+        return []
+    found = [f"{_entry(plan, module)} in the plan of {plan['file']}."]
+    if before:
+        found.append(f"The module before it: {_entry(plan, before)}.")
+    styles = [plan["styles"].get(_pattern(plan, each)) for each in (before, module)]
+    if styles == ["column", "row"]:
+        found.append(
+            f"Between {before} and {module}, each rank has only a part of the features, so nothing there may mix or "
+            "reorder them (as a fused or gated layer, a softmax or a norm would)."
+        )
+    return found
 
 
 def _pattern(plan: dict[str, Any], module: str) -> str | None:
@@ -224,12 +521,77 @@ def _pattern(plan: dict[str, Any], module: str) -> str | None:
     return next(matching, None)
 
 
-def _style(plan: dict[str, Any], module: str) -> str | None:
-    return plan["styles"].get(_pattern(plan, module))
-
-
 def _entry(plan: dict[str, Any], module: str) -> str:
-    pattern, style, key = _pattern(plan, module), _style(plan, module), plan["key"]
+    pattern, key = _pattern(plan, module), plan["key"]
     if pattern is None:
         return f"`{module}` is not split (no entry of `{key}:` matches it)"
+    style = plan["styles"][pattern]
     return f"`{module}` is `{style}` (`{key}: {{{pattern}: {style}}}`)"
+
+
+# What would tell more
+
+
+def _hints(view: View, causes: list[Formula]) -> list[str]:
+    """Return what would tell more than this comparison."""
+    pair, stage = view.pair, view.stage
+    found = []
+    is_dump = not pair.actual.ranks(pair.steps[0])
+    if (
+        is_dump
+        and stage.kind in ("gradient", "clipped gradient")
+        and not pair.reference.samples(stage.step)
+        and not causes
+    ):
+        found.append(
+            "`dumped.samples(losses)` in the reference, before `backward()`: it shows the weight of each sample."
+        )
+    shown = pair.actual.shown(max(stage.step, 0))
+    said = [bool(capture.ranks(stage.step) or capture.shown(stage.step).get("ids")) for capture in pair.captures]
+    if is_dump and not all(said) and stage.step >= 0 and stage.kind != "initial weights":
+        found.append(
+            "`dumped.note(ids=...)` in both: then samples are compared, first of all, and weights are named by ranks."
+        )
+    precision = view.limit(LIMITS) if stage.kind in TENSORS else None
+    if precision == LIMITS["F64"] and 0 < _distance(view) <= ISLAND:
+        found.append("`--dtype float32`: the difference has the size of float32's rounding, as of a cast inside.")
+    elif precision == LIMITS["F32"] and _distance(view) <= LIMITS["BF16"]:
+        found.append(
+            "`--dtype bfloat16` (or float16), if one of the trainings computes in it, as under autocast: the "
+            "difference may be its rounding."
+        )
+    if precision and precision > LIMITS["F64"] and not causes:
+        found.append("Both trainings in float64: rounding hides nothing then.")
+    if pair.twin is None and precision != LIMITS["F64"] and stage.step > pair.steps[0]:
+        found.append("`--twin`, the reference from weights moved by one rounding: it shows how far rounding grows.")
+    if is_dump and not {"mesh", "accumulation", "world_size"} & {*pair.actual.about, *shown} and stage.kind in TENSORS:
+        found.append("`--ranks dp=N`, `--ranks micro-batches=N`: then factors and blocks of samples have names.")
+    if (
+        is_dump
+        and not causes
+        and stage.kind == "update"
+        and not all(c.tensors(f"step{stage.step}/optimizer") for c in pair.captures)
+    ):
+        found.append("The optimizer's state in both dumps: it tells a setting from a gradient.")
+    if is_dump and not causes and stage.kind == "gradient":
+        found.append(
+            "The outputs of the model for the samples of this step, printed by both: they tell the forward from the "
+            "backward pass."
+        )
+    if is_dump and not causes and stage.kind in ("optimizer state", "update"):
+        found.append("The steps before: with `--twin`, or both in float64, an earlier and smaller difference shows.")
+    return found
+
+
+def _distance(view: View) -> float:
+    """Return the largest distance of a tensor, relative to its norm."""
+    sizes = [
+        (float(view.off(name).norm()), float(view.expected(name).norm()))
+        for name in view.names
+        if not _noted(view, name)
+    ]
+    return max((off / size if size else math.inf for off, size in sizes), default=math.inf)
+
+
+def _noted(view: View, name: str) -> bool:
+    return any(row.name == name and row.note for row in view.stage.wrong)

@@ -3,11 +3,13 @@
     with dump(model, "dumps/two"):
         train()
 
-It watches every optimizer that has parameters of the model, so the training stays as it is: a plain loop, Hugging
-Face's Trainer, accelerate, Lightning or DeepSpeed; DDP, FSDP2, tensor parallelism, torch.compile, autocast. It needs
-torch and safetensors only: copy this file.
+or, where a loop is no block, `dumped = dump(model, "dumps/two").begin()` before it and `dumped.end()` after it. It
+watches every optimizer that has parameters of the model, so the training stays as it is: a plain loop, Hugging Face's
+Trainer, accelerate, Lightning or DeepSpeed; DDP, FSDP2, tensor parallelism, torch.compile, autocast. It needs torch,
+numpy and safetensors only: copy this file.
 """
 
+import atexit
 import functools
 import hashlib
 import json
@@ -37,38 +39,30 @@ ADAM = ("exp_avg", "exp_avg_sq")
 """Tensors of an optimizer's state that are read from DeepSpeed."""
 
 
-@contextmanager
-def dump(model: nn.Module, folder: str | Path, steps: int = 4) -> Iterator["Dump"]:
-    """Write the first steps of the training that runs inside this context.
+def dump(model: nn.Module, folder: str | Path, steps: int = 4) -> "Dump":
+    """Write the first steps of a training: of one inside `with dump(...)`, or between `begin()` and `end()`.
 
     A step is a step of the optimizer (or of all optimizers that step after the same backward pass), however many
     micro-batches it has. Steps count from 0. A step that a GradScaler skips does not count.
 
     Files: `initial` (weights), and for each step N `gradients-N` (before clipping, unscaled), `clipped-N` (if they are
-    clipped), `weights-N`, `optimizer-N`, and `step-N.json`: learning rate, loss, norm, hashes of the samples, ...
-    Rank 0 writes. If ranks have different parameters (pipeline stages), the first rank of each stage writes its own.
+    clipped), `weights-N`, `optimizer-N`, and `step-N.json`: settings of the optimizer, losses, norms, hashes of the
+    samples, ... Rank 0 writes. If ranks have different parameters (pipeline stages), the first rank of each stage
+    writes its own. If ranks hold different gradients of the same parameters, each writes its own, too:
+    `unreduced-N.rankR`.
 
     Args:
         model: the model, before or after it is wrapped; the files have the names without wrappers.
         folder: it must not contain a dump yet.
         steps: number of steps to write; the training goes on after them.
 
-    Yields:
+    Returns:
         A ``Dump``: its methods ``samples`` and ``note`` add what only the training knows.
 
     Raises:
-        RuntimeError: there was nothing to write: no optimizer step, or no gradients.
         FileExistsError: the folder contains a dump.
     """
-    self = Dump(model, Path(folder), steps)
-    with ExitStack() as stack:
-        self.watch(stack)
-        yield self
-    if not self.is_written:
-        raise RuntimeError(
-            f"{folder} is empty: inside `with dump(...)`, no optimizer with parameters of this model took "
-            "a step. Give dump the model that is trained; its optimizer must be a torch.optim.Optimizer or DeepSpeed's."
-        )
+    return Dump(model, Path(folder), steps)
 
 
 class Dump:
@@ -78,25 +72,73 @@ class Dump:
         if any(folder.glob("*.safetensors")):
             raise FileExistsError(f"{folder} already contains a dump: delete it, or name another folder.")
         self.model, self.folder, self.steps = model, folder, steps
+        self.stack = ExitStack()
         self.step = 0
         self.is_written = False
         self.suffix: str | bool | None = None
         """End of the names of this rank's files ("" or ".pp1"); False: another rank writes them."""
+        self.alike = [0]
+        """Ranks with the same parameters as this one."""
         self.inside = 0
         """Greater than 0 in a call that calls others that are watched."""
         self._clear()
+
+    def begin(self) -> "Dump":
+        """Watch the training from now on."""
+        self.watch(self.stack)
+        atexit.register(self._warn)
+        return self
+
+    def end(self) -> None:
+        """Stop watching.
+
+        Raises:
+            RuntimeError: there was nothing to write: no optimizer step, or no gradients.
+        """
+        self._stop()
+        if not self.is_written:
+            raise RuntimeError(self._nothing)
+
+    def __enter__(self) -> "Dump":
+        return self.begin()
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        self._stop()
+        if kind is None:
+            self.end()
+
+    def _stop(self) -> None:
+        self.stack.close()
+        atexit.unregister(self._warn)
+
+    def _warn(self) -> None:
+        if not self.is_written:
+            print(f"traindiff: {self._nothing}", file=sys.stderr)
+
+    @property
+    def _nothing(self) -> str:
+        return (
+            f"{self.folder} is empty: while dump watched, no optimizer with parameters of this model took a step. Give "
+            "dump the model that is trained; its optimizer must be a torch.optim.Optimizer or DeepSpeed's."
+        )
 
     def _clear(self) -> None:
         self.stepped: list[Any] = []
         """Optimizers that took this step."""
         self.before: tuple[int, dict[str, Tensor]] | None = None
         """Number of backward passes so far, and the gradients before clipping."""
+        self.local: dict[str, Tensor] = {}
+        """This rank's own gradients before clipping."""
         self.files: dict[str, dict[str, Tensor]] = {}
         self.losses: list[Tensor] = []
         self.batches: list[list[Any]] = []
         self.rows: list[list[Tensor]] = []
         self.scale = 1.0
         self.facts: dict[str, Any] = {}
+        self.settings: list[dict[str, Any]] = []
+        """Groups of the optimizers' parameters, with their settings and names."""
+        self.counts: set[int] = set()
+        """Steps that the optimizers counted before this one."""
         self.sample_facts: dict[str, list[Any]] = {"ids": [], "targets": []}
 
     def _is_active(self) -> bool:
@@ -148,14 +190,18 @@ class Dump:
             self.sample_facts[key] += [] if values is None else _plain(values)
 
     def note(self, **facts: Any) -> None:
-        """Add facts to `step-N.json`, before `optimizer.step()`: `ids=batch["id"]`, `targets=80`.
+        """Add facts to `step-N.json`, before `optimizer.step()`: `ids=batch["id"]`, `targets=80`, `loss=reported`.
 
         `ids` are those of this rank's last batch, instead of hashes. Targets of several calls and ranks are added.
+        `loss` is what the trainer reports of the step, on rank 0.
         """
         if not self._is_active():
             return
         if "ids" in facts:
             self.batches[-1:] = [_plain(facts.pop("ids"))]
+            self.facts["hashed"] = None
+        if "loss" in facts:
+            facts["reported_loss"] = float(facts.pop("loss"))
         if "targets" in facts:
             facts["targets"] = int(facts["targets"]) + self.facts.get("targets", 0)
         self.facts.update(facts)
@@ -164,7 +210,18 @@ class Dump:
 
     def _input(self, module: nn.Module, args: Any, keywords: Any) -> None:
         if module.training and torch.is_grad_enabled() and self._is_active():
-            self.batches.append(_hashes([keywords, args]))
+            hashed, kind = hashes([keywords, args])
+            self.batches.append(hashed)
+            self.facts.setdefault("hashed", kind)
+            device = next(iter(module.parameters())).device.type
+            dtypes = {each.dtype for each in module.parameters()}
+            if torch.is_autocast_enabled(device):
+                dtypes.add(torch.get_autocast_dtype(device))
+            for each in module.modules():
+                policy = each._get_fsdp_state()._mp_policy if isinstance(each, FSDPModule) else None
+                dtypes |= {policy.param_dtype} if policy and policy.param_dtype else set()
+            if floats := [each for each in dtypes if each.is_floating_point]:
+                self.facts["dtype"] = str(min(floats, key=lambda each: torch.finfo(each).bits)).removeprefix("torch.")
 
     def _backward(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **keywords: Any) -> Any:
         if tensor.numel() == 1 and self._is_active():
@@ -182,6 +239,7 @@ class Dump:
                 with self._whole() as names:
                     if any(each in names for each in clipped):
                         self.before = len(self.losses), self._gradients(names)
+                        self.local = self._local(names)
             if self.before and (args or "max_norm" in keywords) and original.__name__ != "clip_grad_value_":
                 self.facts["max_grad_norm"] = float(args[0] if args else keywords["max_norm"])
         self.inside += 1
@@ -231,11 +289,18 @@ class Dump:
             kinds = {"gradients": found}
             if self.before and self.before[0] == len(self.losses):
                 kinds = {"gradients": self.before[1], "clipped": found}
+            # What another optimizer has, is its own when it steps; what none has, stays as it is here.
+            written = self.files.get("gradients", {})
             kinds = {
-                kind: {name: value / scale if scale != 1 else value for name, value in values.items() if name in own}
+                kind: {
+                    name: value / scale if scale != 1 else value
+                    for name, value in values.items()
+                    if name in own or name not in written
+                }
                 for kind, values in kinds.items()
             }
-            self._write_before(kinds, {name: _whole(each) for each, name in names.items()}, optimizer.param_groups)
+            self._note_settings(optimizer, names)
+            self._write_before(kinds, {name: _whole(each) for each, name in names.items()}, names)
         self.stepped.append(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, keywords: Any) -> None:
@@ -284,7 +349,8 @@ class Dump:
         found = {name: value / scale for name, value in found.items() if value is not None}
         if engine.gradient_clipping():
             self.facts["max_grad_norm"] = engine.gradient_clipping()
-        self._write_before({"gradients": self._kept(found)}, weights(), engine.optimizer.param_groups)
+        self.settings += _settings(engine.optimizer.param_groups, {})
+        self._write_before({"gradients": self._kept(found)}, weights(), {})
         self.inside += 1
         try:
             out = original(engine, *args, **keywords)
@@ -344,32 +410,88 @@ class Dump:
                 dist.all_gather_object(ranks, own)
                 stages = [each for place, each in enumerate(ranks) if each not in ranks[:place]]
                 self.suffix = f".pp{stages.index(own)}" if len(stages) > 1 else ""
+                self.alike = [place for place, each in enumerate(ranks) if each == own]
                 if ranks.index(own) != dist.get_rank():
                     self.suffix = False
         if self.suffix is False:
             return {name: value.new_empty(0) for name, value in tensors.items()}  # only the names matter
         return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
 
+    def _note_settings(self, optimizer: Any, names: dict[Tensor, str]) -> None:
+        self.settings += _settings(optimizer.param_groups, names)
+        self.facts["optimizers"] = sorted({*self.facts.get("optimizers", []), type(optimizer).__name__})
+        steps = [state.get("step", 1) for each, state in optimizer.state.items() if each in names and state]
+        self.counts |= {int(step) for step in steps} or {0}
+
     def _write_before(
-        self, kinds: dict[str, dict[str, Tensor]], weights: dict[str, Tensor], groups: list[dict[str, Any]]
+        self, kinds: dict[str, dict[str, Tensor]], weights: dict[str, Tensor], own: dict[Tensor, str]
     ) -> None:
+        """Write what an optimizer gets; ``own``: parameters with their names, whose ranks' values are compared."""
         if not kinds["gradients"]:
             raise RuntimeError(
                 f"Nothing was written for step {self.step}: all gradients are None when the optimizer takes its step; "
                 "backward() was not called; or FSDP has not reduced them (no_sync, set_requires_gradient_sync(False)); "
                 "or they are kept elsewhere, as by an engine (ZeRO) that dump does not know."
             )
+        plain = {name: each for each, name in own.items() if not isinstance(each, DTensor)}
+        plain = {} if _is_fsdp1(self.model) else plain
+        local = self.local if "clipped" in kinds else self._local(own)
         if not self.is_written:
+            self._refuse_shards(plain)
             self._save("initial", self._kept(weights))
         self.is_written = True
         for kind, tensors in kinds.items():
             self.files.setdefault(kind, {}).update(tensors)
             self._save(f"{kind}-{self.step}", self.files[kind])
-        rates = sorted({float(group["lr"]) for group in groups if "lr" in group} | {*self.facts.pop("rates", [])})
-        self.facts["rates"] = rates
-        self._write_facts(rates)
+        self._write_unreduced(local)
+        self._write_facts()
         if self.rows and self.suffix == "":
             self._write_samples()
+
+    def _refuse_shards(self, plain: dict[str, Tensor]) -> None:
+        """Raise a RuntimeError if ranks have other values of the same parameters, which no file could hold."""
+        own = {name: (tuple(each.shape), float(each.detach().double().norm())) for name, each in plain.items()}
+        found = self._gathered(own)
+        for rank, other in found.items():
+            for name, (shape, norm) in other.items():
+                if name in own and (shape != own[name][0] or abs(norm - own[name][1]) > 1e-6 * max(norm, own[name][1])):
+                    raise RuntimeError(
+                        f"{name} is not the same on this rank and on rank {rank}. If it is split over these ranks in "
+                        "plain tensors (as by Megatron or picotron), dump cannot know how: let each rank write its own "
+                        "with safetensors.torch.save_file, as gradients-N.tpR.safetensors (R: the rank), and compare "
+                        "with --merge 'NAME=DIM'. If it should be the same, ranks do not begin with the same weights."
+                    )
+
+    def _local(self, names: dict[Tensor, str]) -> dict[str, Tensor]:
+        """Return this rank's gradients of plain parameters, which all ranks should have alike."""
+        if len(self.alike) < 2 or _is_fsdp1(self.model):
+            return {}
+        own = {
+            name: each.grad for each, name in names.items() if each.grad is not None and not isinstance(each, DTensor)
+        }
+        return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in own.items()}
+
+    def _write_unreduced(self, own: dict[str, Tensor]) -> None:
+        """Note each rank's norms; where ranks hold different gradients, write each rank's own. A collective."""
+        norms = {name: float(value.double().norm()) for name, value in own.items()}
+        found = self._gathered(norms)
+        if len(found) < 2:
+            return
+        self.facts["rank_norms"] = [math.hypot(*each.values()) for each in found.values()]
+        values = {
+            name: [each.get(name, 0.0) for each in found.values()] for name in {n for f in found.values() for n in f}
+        }
+        if any(max(each) - min(each) > 1e-6 * max(each) for each in values.values()):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(own, self.folder / f"unreduced-{self.step}.rank{dist.get_rank()}.safetensors")
+
+    def _gathered(self, own: Any) -> dict[int, Any]:
+        """Return what each rank with the same parameters has, by rank; a collective."""
+        if not dist.is_initialized():
+            return {0: own}
+        ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(ranks, own)
+        return {rank: ranks[rank] for rank in self.alike}
 
     def _write_after(self, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
         self._save(f"weights-{self.step}", self._kept(weights))
@@ -386,25 +508,27 @@ class Dump:
         save_file(tensors, f"{path}.part", metadata)
         Path(f"{path}.part").replace(path)
 
-    def _write_facts(self, rates: list[float]) -> None:
-        facts = {key: value for key, value in self.facts.items() if key != "rates"}
+    def _write_facts(self) -> None:
+        facts = dict(self.facts)
         losses = [float(_whole(loss)) / self.scale for loss in self.losses]
-        own = {"ids": self.batches, "loss": sum(losses) if losses else None, "targets": facts.pop("targets", None)}
+        own = {"ids": self.batches, "losses": losses, "targets": facts.pop("targets", None)}
         ranks: list[Any] = [own]
         if dist.is_initialized():
             ranks = [None] * dist.get_world_size()
             dist.all_gather_object(ranks, own)
         if self.suffix not in ("", ".pp0"):
             return
-        losses = [each["loss"] for each in ranks if each["loss"] is not None]
+        sums = [sum(each["losses"]) for each in ranks if each["losses"]]
         targets = [each["targets"] for each in ranks if each["targets"] is not None]
         facts["world_size"], facts["micro_batches"] = len(ranks), len(self.batches) or len(self.losses)
         if any(each["ids"] for each in ranks):
             facts["ids"] = [each["ids"] for each in ranks]
+        rates = sorted({float(group["lr"]) for group in self.settings if "lr" in group})
         if rates:
             facts["learning_rate"] = rates[0] if len(rates) == 1 else rates
-        if losses:
-            facts["loss"] = sum(losses) / len(losses)
+        facts["groups"], facts["optimizer_steps"] = self.settings, sorted(self.counts)
+        if sums:
+            facts["loss"], facts["losses"] = sum(sums) / len(sums), [each["losses"] for each in ranks]
         if targets:
             facts["targets"] = sum(targets)
         if not self.suffix:
@@ -444,8 +568,26 @@ def _replace(stack: ExitStack, owner: Any, name: str, hook: Callable[..., Any]) 
 def _core(model: nn.Module) -> nn.Module:
     """Return the innermost module that has all parameters: Lightning does not call the outermost."""
     names = {*model.parameters()}
-    inner = [child for child in model.children() if {*child.parameters()} == names]
-    return _core(inner[0]) if inner and not isinstance(model, (nn.ModuleList, nn.ModuleDict)) else model
+    # A ModuleList or ModuleDict is never called; it has all parameters where the head's are tied.
+    called = [child for child in model.children() if not isinstance(child, (nn.ModuleList, nn.ModuleDict))]
+    inner = [child for child in called if {*child.parameters()} == names]
+    return _core(inner[0]) if inner else model
+
+
+def _settings(groups: list[dict[str, Any]], names: dict[Tensor, str]) -> list[dict[str, Any]]:
+    """Return the settings of groups of parameters that are numbers, and the names of their parameters."""
+
+    def plain(value: Any) -> Any:
+        value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        if isinstance(value, (list, tuple)):
+            return [plain(each) for each in value]
+        return value if isinstance(value, (bool, int, float)) else None
+
+    return [
+        {key: plain(value) for key, value in group.items() if key != "params" and plain(value) is not None}
+        | {"params": [names[each] for each in group["params"] if each in names]}
+        for group in groups
+    ]
 
 
 def _is_fsdp1(model: nn.Module) -> bool:
@@ -498,20 +640,21 @@ def _sketch(names: dict[Tensor, str], gradients: tuple[Tensor, ...]) -> dict[str
     return sketch
 
 
-def _hashes(inputs: Any) -> list[str]:
-    """Return a hash of each row of the first tensor, the same with more or less padding around it."""
+def hashes(inputs: Any) -> tuple[list[str], str]:
+    """Return a hash of each row of the first tensor, the same with more or less padding around it, and its dtype."""
     found = next(_tensors(inputs), None)
     if found is None:
-        return []
+        return [], ""
+    kind = str(found.dtype).removeprefix("torch.") if found.is_floating_point() else "integers"
     rows = _whole(found).cpu()
     rows = rows.to(torch.bfloat16).view(torch.int16) if rows.is_floating_point() else rows.long()
-    hashes = []
+    names = []
     for row in rows:
         if row.dim() == 1 and not found.is_floating_point():
             changes = (row[1:] != row[:-1]).nonzero().flatten().tolist()
             row = row[changes[0] + 1 : changes[-1] + 1] if changes else row[:1]
-        hashes.append(hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=8).hexdigest())
-    return hashes
+        names.append(hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=8).hexdigest())
+    return names, kind
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -1,19 +1,25 @@
 """The page of a diagnosis, in Markdown."""
 
-from traindiff.diagnosis import Diagnosis
-from traindiff.pair import FACTORS, Stage
+import math
 
-LISTED = 12
-"""Most tensors that a page lists."""
+from traindiff.diagnosis import Diagnosis
+from traindiff.formulas import CHECKS
+from traindiff.pair import Stage
+
+LISTED, TRIED = 12, 4
+"""Most tensors, and most formulas that do not fit, that a page lists."""
 
 
 def markdown(found: Diagnosis, title: str) -> str:
+    """Return the page: what differs first, its causes or its place, what would tell more, what was compared."""
     parts = [f"# {title}", "", f"**{found.sentence}**", "", *_conditions(found)]
     if found.first is not None:
-        parts += ["## How it differs", "", *(f"- {sentence}" for sentence in found.evidence.sentences), ""]
-        parts += [*found.evidence.table, ""] if found.evidence.table else []
-        parts += [*_tensors(found.first), ""]
-        parts += ["## Usual causes", "", *_causes(found), ""]
+        if found.causes:
+            parts += ["## Cause" + "s that fit equally" * (len(found.causes) > 1), "", *_causes(found), ""]
+        parts += ["## What was seen", "", *(f"- {sentence}" for sentence in found.places)]
+        parts += [*_tried(found), "", *_tensors(found.first), ""]
+        if found.hints:
+            parts += ["## What would tell more", "", *(f"- {sentence}" for sentence in found.hints), ""]
     parts += ["## What was compared", "", *_stages(found), ""]
     return "\n".join(parts)
 
@@ -23,13 +29,40 @@ def _conditions(found: Diagnosis) -> list[str]:
     parts = []
     if "conditions" in about:
         parts.append(f"The first {len(found.pair.steps)} steps {about['conditions']}.")
-    parts += about.get("notes", [])
+    parts += [*about.get("notes", []), *found.notes]
     if twin:
         parts.append(
             "Differences up to the tolerance count as rounding: it is the larger of the dtype's limit and ten times "
             "the distance between the reference and its twin, which starts from weights perturbed by one rounding."
         )
     return [*parts, ""] if parts else []
+
+
+def _causes(found: Diagnosis) -> list[str]:
+    lines = []
+    for cause in found.causes:
+        lines.append(f"- **{cause.name}**")
+        fit = cause.fit
+        if fit.tensors:
+            lines.append(f"  - It holds: {cause.equation}. On {fit.on}, it leaves {fit.left:.1g} of the difference.")
+        else:
+            lines.append(f"  - It holds: {cause.equation}.")
+        lines.append(f"  - Check: {CHECKS[cause.cause]}")
+    table = next((cause.table for cause in found.causes if cause.table), [])
+    return [*lines, "", *table] if table else lines
+
+
+def _tried(found: Diagnosis) -> list[str]:
+    tried = {name: left for name, left in found.tried.items() if math.isfinite(left)}
+    if found.causes or not tried:
+        return []
+    best = sorted(tried.items(), key=lambda item: item[1])
+    listed = "; ".join(f"{name} leaves {_part(left)}" for name, left in best[:TRIED])
+    return [f"- No formula fits: of the difference, {listed}."]
+
+
+def _part(left: float) -> str:
+    return f"{left:.0%}" if left >= 0.005 else f"{left:.1g}"
 
 
 def _tensors(stage: Stage) -> list[str]:
@@ -39,27 +72,6 @@ def _tensors(stage: Stage) -> list[str]:
     if (more := len(stage.wrong) - LISTED) > 0:
         lines.append(f"| and {more} more | | | |")
     return lines
-
-
-def _causes(found: Diagnosis) -> list[str]:
-    if not found.causes:
-        excluded = found.evidence.excluded
-        return [
-            "No known pattern explains the difference."
-            + f" Excluded: {'; '.join(excluded)}." * bool(excluded)
-            + " In low precision it may be rounding, which grows from step to step: compare with a --twin."
-            * _may_be_rounding(found)
-        ]
-    return [
-        f"{number}. **{cause.cause}**: {cause.says} Check: {cause.look}" for number, cause in enumerate(found.causes, 1)
-    ]
-
-
-def _may_be_rounding(found: Diagnosis) -> bool:
-    """Return whether only later steps differ, in 16 bits and without a twin to tell."""
-    first, pair = found.first, found.pair
-    is_later = first is not None and first.step > pair.steps[0]
-    return is_later and pair.twin is None and pair.near == FACTORS["BF16"]
 
 
 def _stages(found: Diagnosis) -> list[str]:
@@ -77,10 +89,12 @@ def _stages(found: Diagnosis) -> list[str]:
         "| step | stage | compared | largest difference | tolerance | |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
+    excused = found.compared[: found.compared.index(found.first)] if found.first else found.compared
     for stage in shown:
         row = stage.worst
         assert row is not None
         verdict = f"**{len(stage.wrong)} differ**" if stage.wrong else "equal"
+        verdict = f"{len(stage.wrong)} differ, see above" if stage.wrong and stage in excused else verdict
         step = "end" if stage.step < 0 else stage.step
         lines.append(
             f"| {step} | {stage.kind} | {len(stage.rows)} | {row.difference:.1e} | {row.limit:.1e} | {verdict} |"

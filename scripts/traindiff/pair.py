@@ -1,5 +1,6 @@
 """Two captures that are compared, the rows and stages of a comparison, and up to which distance tensors are equal."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -7,19 +8,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from traindiff.capture_files import KINDS, Capture, InputError
-from traindiff.patterns import ranges
+from traindiff.capture_files import Capture, InputError
 
 FLOOR = 1e-4
 """A tensor is compared relative to its largest value, or to this part of the largest of its kind."""
 LIMITS = {"F64": 1e-9, "F32": 1e-3, "F16": 5e-2, "BF16": 5e-2}
 """Relative difference up to which tensors of a dtype are equal, unless the twins of `single` are farther apart."""
 SCALARS = {"F64": 1e-9, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
-FITS = {"F64": 1e-4, "F32": 2e-2, "F16": 2e-2, "BF16": 2e-2}
-"""Largest residual of a fit that holds, relative to the fitted values (in float64 residuals are below 1e-9)."""
-FACTORS = {"F64": 1e-3, "F32": 1e-3, "F16": 2e-2, "BF16": 2e-2}
-"""How near to a number a factor must be to mean it, and the factors of several tensors to be the same."""
 EPSILONS = {"F64": 2.2e-16, "F32": 1.2e-7, "F16": 9.8e-4, "BF16": 7.8e-3}
+CLIPPED = 2e-6
+"""Largest difference, times the norm, of gradients that PyTorch clips (it adds 1e-6) and exactly clipped ones."""
 COARSE = {"F16", "BF16"}
 MULTIPLE = 10.0
 """Largest distance as a multiple of that of the twin."""
@@ -115,6 +113,29 @@ class Pair:
     reference: Capture
     twin: Capture | None = None
 
+    @cached_property
+    def slack(self) -> float:
+        """Relative difference that is no fault: of a training that clips by its own code, where the reference's
+        function adds 1e-6 to the norm. 0: it does not.
+        """
+        norms = []
+        for step in self.steps:
+            own, whole, clipped = (
+                capture.tensors(f"step{step}/{kind}")
+                for capture, kind in (
+                    (self.actual, "gradients"),
+                    (self.reference, "gradients"),
+                    (self.reference, "clipped"),
+                )
+            )
+            if not own or not clipped or self.actual.tensors(f"step{step}/clipped") or {*own.names} != {*clipped.names}:
+                return 0.0
+            norms += [math.hypot(*(float(whole[name].double().norm()) for name in whole.names))]
+            off = max(_apart(own[name].double(), clipped[name].double()) for name in own.names)
+            if not off <= max(_coarsest(LIMITS, self._trained | own.dtypes), CLIPPED / (norms[-1] or 1.0)):
+                return 0.0
+        return max((10 * CLIPPED / norm for norm in norms if norm), default=0.0)
+
     @property
     def steps(self) -> list[int]:
         """Steps that both have.
@@ -136,12 +157,15 @@ class Pair:
     def limit(self, dtypes: dict[str, float], *names: str) -> float:
         """Return the limit of the coarsest dtype of both captures, and of both's files of these names."""
         found = self._trained.union(*(capture.tensors(name).dtypes for capture in self.captures for name in names))
-        return _coarsest(dtypes, found)
+        return max(_coarsest(dtypes, found), self.slack * (dtypes is LIMITS))
 
     def limits(self, dtypes: dict[str, float], file: str) -> Callable[[str], float]:
         """Return a function from the name of a tensor to its limit, for a file that both have."""
         files = [capture.tensors(file) for capture in self.captures]
-        return lambda name: _coarsest(dtypes, self._trained | {each.dtype(name) for each in files if name in each})
+        least = self.slack * (dtypes is LIMITS)
+        return lambda name: max(
+            least, _coarsest(dtypes, self._trained | {each.dtype(name) for each in files if name in each})
+        )
 
     @property
     def _trained(self) -> set[str]:
@@ -152,16 +176,6 @@ class Pair:
     def captures(self) -> tuple[Capture, Capture]:
         return self.actual, self.reference
 
-    @cached_property
-    def fits(self) -> float:
-        """Largest residual of a fit that holds."""
-        return self.limit(FITS, *(f"step{step}/{kind}" for step in self.steps[:1] for kind in KINDS))
-
-    @cached_property
-    def near(self) -> float:
-        """How near factors are that are the same, relative to them."""
-        return self.limit(FACTORS, *(f"step{step}/{kind}" for step in self.steps[:1] for kind in KINDS))
-
     def gradients(self, capture: Capture, file: str) -> Callable[[str], Tensor]:
         """Return what reads a file of gradients: 0 for a parameter that has one only in the other training."""
         own = capture.tensors(file)
@@ -169,6 +183,10 @@ class Pair:
             return own.__getitem__
         others = (self.reference if capture is self.actual else self.actual).tensors(file)
         return lambda name: own[name] if name in own or name not in others else torch.zeros_like(others[name])
+
+
+def _apart(value: Tensor, other: Tensor) -> float:
+    return float((value - other).norm()) / (float(other.norm()) or 1.0) if value.shape == other.shape else math.inf
 
 
 def _coarsest(dtypes: dict[str, float], found: set[str]) -> float:
@@ -180,4 +198,4 @@ def owner(parameter: str) -> str:
 
 
 def _listed(steps: list[int]) -> str:
-    return f"steps {ranges(steps)}" if steps else "none"
+    return f"steps {', '.join(map(str, steps))}" if steps else "none"

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from traindiff.capture_files import KINDS, Capture, InputError, RankStep, Tensors, missing, read_json
+from traindiff.pair import LIMITS, NUMBERS
 
 ENDING = ".safetensors"
 WORDS = {
@@ -40,6 +41,8 @@ STEP = re.compile(r"(?:step|(?<![a-z])iter(?:ation)?)[-_.=]?(\d+)")
 """Numbers of steps: global_step10 (DeepSpeed), epoch=0-step=1 (Lightning), iter_0000001 (Megatron)."""
 SHOWN = re.compile(r"step[-_.=]?(\d+)\.json")
 """Names of what a trainer wrote of a step."""
+UNREDUCED = "unreduced"
+UNREDUCED_FILE = re.compile(rf"{UNREDUCED}-(\d+)\.rank(\d+)\.safetensors")
 HUGGING_FACE = re.compile(r"(?<![a-z])checkpoint-(\d+)(?!\d)")
 SAFETENSORS = "safetensors.torch.save_file"
 PREPARED = f"{{name: value.clone() for name, value in state.items()}}, 'weights-N.safetensors') ({SAFETENSORS})"
@@ -111,6 +114,9 @@ class Dump(Capture):
         }
         if not any(each.names for each in self.files.values()):
             raise InputError(f"the files of {folder} have no tensors; traindiff.dump writes them.")
+        trained = [str(shown["dtype"]) for shown in self._shown.values() if shown.get("dtype") in NUMBERS]
+        if trained:
+            self.about["dtype"] = max(trained, key=lambda dtype: LIMITS[NUMBERS[dtype]])
 
     @property
     def steps(self) -> list[int]:
@@ -118,6 +124,11 @@ class Dump(Capture):
 
     def tensors(self, name: str) -> Tensors:
         return self.files.get(name) or super().tensors(name)
+
+    def unreduced(self, step: int) -> dict[int, Tensors]:
+        """Return the gradients that ranks hold where they should be equal, and are not (`unreduced-N.rankR`)."""
+        pattern = f"step{step}/{UNREDUCED}"
+        return {int(name.removeprefix(pattern)): file for name, file in self.files.items() if name.startswith(pattern)}
 
     def ranks(self, step: int) -> list[RankStep]:
         """Return nothing: what the ranks read is unknown."""
@@ -231,6 +242,8 @@ def _same(value: Tensor, other: Tensor) -> bool:
 
 def _file(path: Path) -> str:
     """Return which file of a capture a file is, by its path in the dump."""
+    if own := UNREDUCED_FILE.fullmatch(path.name):
+        return f"step{own[1]}/{UNREDUCED}{own[2]}"
     names = [_from_zero(part.lower()) for part in reversed(path.with_suffix("").parts)]
     nearer = list(takewhile(lambda name: "initial" not in name, names))
     if len(nearer) < len(names) and not _numbers(nearer) and _kinds(nearer)[:1] in ([], ["weights"]):

@@ -1,314 +1,305 @@
-"""By which weights the samples of a step count in a gradient: least squares on the gradients of the samples, which the
-reference writes (`samples-N.safetensors`). Their sum is the reference's gradient, where each has weight 1.
+"""Formulas of a gradient as a sum over samples, whose gradients the reference writes (`samples-N.safetensors`): their
+sum is the reference's gradient, in which each counts once.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from traindiff.capture_files import Capture, Samples
-from traindiff.evidence import Evidence
-from traindiff.factors import name_factor
+from traindiff.capture_files import InputError, Samples
+from traindiff.fit import PART, ROUNDING, Fit, View, listed, number
+from traindiff.formulas import Formula, known
 from traindiff.pair import Pair
 
-VALUES_PER_SAMPLE = 4
-"""Fewest values of a gradient per sample: fewer are explained by any samples."""
-SINGULAR = {"F64": 1e-8, "F32": 1e-3, "F16": 1e-1, "BF16": 1e-1}
-"""Below this part of the largest singular value, samples cannot be told apart."""
-OUTSIDE = 0.5
-"""From this part of a gradient on that no weights of the samples explain, it is not these samples'."""
+SINGULAR = {"F64": 1e-10, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
+"""Below this part of the largest singular value, gradients are not independent."""
 LISTED = 16
 """Most weights in a table."""
 MORE = 4
 """How often a sample is looked for."""
-_OF_A_RANK = "rank's "
-_PLURALS = {
-    "rank": "ranks",
-    "micro-batch": "micro-batches",
-    "rank's micro-batch": "micro-batches",
-    "part": "sequence parts",
-    "block": "blocks of samples",
-    "sample": "samples",
-}
+PARTITIONS = 64
+"""Most divisions of the samples that are tried if ranks and micro-batches are unknown."""
 NO_RANK = -1
 """Rank and micro-batch of a sample that the other training does not read."""
 MODEL_AXES = {"tp", "pp", "cp", "ep", "sp", "mp"}
 """Axes whose ranks read the same samples."""
-
-
-@dataclass(frozen=True)
-class Weights:
-    """What least squares give."""
-
-    weights: list[float]
-    residual: float
-    """Part of the difference from the reference that they leave."""
-    outside: float
-    """Part of the gradient that they leave."""
-    distinct: bool
-    """Whether the gradients are independent, so that the weights are the only ones."""
+PLURALS = {"micro-batch": "micro-batches", "rank's micro-batch": "ranks' micro-batches"}
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A division of the rows into blocks."""
+    """A division of the samples into blocks."""
 
     kind: str
-    """What a block is: rank, micro-batch, part (of the sequence), block."""
+    """What a block is: rank, micro-batch, rank's micro-batch, part (of the sequence), block, sample."""
     labels: tuple[object, ...]
-    """The block of each row."""
+    """The block of each sample."""
+    is_read: bool = False
+    """Whether that is known from the samples that each rank read."""
 
     @property
     def blocks(self) -> list[object]:
         return [*dict.fromkeys(self.labels)]
 
-    def means(self, values: Sequence[float]) -> dict[object, float]:
-        return {block: sum(own) / len(own) for block, own in self._groups(values).items()}
+    @property
+    def plural(self) -> str:
+        return PLURALS.get(self.kind, f"{self.kind}s")
 
     def sums(self, values: Sequence[float]) -> dict[object, float]:
-        return {block: sum(own) for block, own in self._groups(values).items()}
-
-    def is_constant(self, values: Sequence[float], near: float) -> bool:
-        """Return whether the values of each block are one."""
-        return all(max(own) - min(own) <= near * _size(values) for own in self._groups(values).values())
-
-    def _groups(self, values: Sequence[float]) -> dict[object, list[float]]:
-        found: dict[object, list[float]] = {}
-        for block, value in zip(self.labels, values, strict=True):
-            found.setdefault(block, []).append(value)
+        found: dict[object, float] = {}
+        for label, value in zip(self.labels, values, strict=True):
+            found[label] = found.get(label, 0.0) + value
         return found
 
 
-def look_at_samples(pair: Pair, step: int, wrong: list[str], found: Evidence) -> bool:
-    """Explain the gradient of a step by weights of its samples; return whether that holds.
+@dataclass
+class _Sums:
+    """The gradients of the samples of a step, and what both trainings have in their place."""
 
-    ``wrong``: the parameters that differ. Weights of a loss explain all parameters; those that a reduction left out,
-    only the ones that differ.
+    view: View
+    samples: Samples
+    rows: Tensor
+    """(samples, values), in the order of ``samples.taken``."""
+    actual: Tensor
+    ambient: int
+    """Number of independent gradients that are known of this model: a fit of as many unknowns explains everything."""
+
+    def fit(self, predicted: Tensor, unknowns: list[float], label: str = "") -> Fit | None:
+        """Return a fit if this is the other training's gradient, up to rounding."""
+        expected = self.rows.sum(0)
+        left = float((self.actual - predicted).norm())
+        whole = float((self.actual - expected).norm())
+        size = max(float(self.actual.norm()), float(expected.norm()))
+        if left <= self.view.limit(ROUNDING) * size and left <= self.view.limit(PART) * whole:
+            values = len(self.actual)
+            return Fit(unknowns, left / whole, values, len(self.samples.names)) if values > len(unknowns) else None
+        if label and whole:
+            self.view.tried[label] = min(left / whole, self.view.tried.get(label, math.inf))
+        return None
+
+    def solve(self, matrix: Tensor, label: str) -> Fit | None:
+        """Return the fit of the gradient by the rows of a matrix, if it holds and says more than its unknowns."""
+        if len(matrix) >= self.ambient or matrix.shape[1] <= len(matrix):
+            return None
+        scale = matrix.norm(dim=1).clamp(min=1e-300)
+        singular = self.view.limit(SINGULAR)
+        solution = torch.linalg.lstsq((matrix / scale[:, None]).T, self.actual[:, None], rcond=singular, driver="gelsd")
+        if int(solution.rank) < len(matrix):
+            return None
+        weights = solution.solution[:, 0] / scale
+        return self.fit(weights @ matrix, weights.tolist(), label)
+
+    def blocks(self, partition: Partition) -> Tensor:
+        """Return the sum of the gradients of each block."""
+        blocks = partition.blocks
+        place = torch.tensor([blocks.index(label) for label in partition.labels])
+        return self.rows.new_zeros(len(blocks), self.rows.shape[1]).index_add(0, place, self.rows)
+
+
+def explain(view: View) -> list[Formula]:
+    """Return the formulas that hold with the fewest unknowns.
+
+    Weights of the loss explain all parameters; those of a reduction that leaves some out, only the ones that differ.
     """
-    samples = pair.reference.samples(step)
-    gradients = [capture.tensors(f"step{step}/gradients") for capture in pair.captures]
-    if not samples or not all(gradients):
-        return False
-    _compare_ids(pair, step, samples, found)
+    samples = view.pair.reference.samples(view.step)
+    gradients = [capture.tensors(f"step{view.step}/gradients") for capture in view.pair.captures]
+    if samples is None or not all(gradients) or not any(bool(view.actual(name).any()) for name in view.names):
+        return []
     every = [name for name in samples.names if all(name in each for each in gradients)]
     samples = samples.with_gradient(every)
-    fits = []
-    for names in (every, [name for name in every if name in wrong]):
-        if names and (fit := _fit(pair, step, names, samples, found)):
-            if fit.residual < pair.fits:
-                _name(pair, step, samples, fit, found)
-                return True
-            fits.append(fit)
-    if fits:
-        found.exclude("other weights of the samples", fits[0].residual)
-        if fits[0].outside > OUTSIDE:
-            _outside(pair, step, samples, every, fits[0], found)
-    return False
+    for names in (every, [name for name in every if name in view.names]):
+        if names and len(samples) > 1 and (sums := _sums(view, samples, names)):
+            found = [*_formulas(sums)]
+            least = min((len(each.fit.solved) for each in found), default=0)
+            if found:
+                best = {each.name: each for each in found if len(each.fit.solved) == least}
+                return [*best.values()]
+    return []
 
 
-def _fit(pair: Pair, step: int, names: list[str], samples: Samples, found: Evidence) -> Weights | None:
-    """Return the weights that explain these parameters' gradients best, or None if nothing can be said."""
-    rows = _matrix(samples, names)
-    actual, expected = (_column(samples, names, pair, capture, step) for capture in pair.captures)
-    if rows.shape[1] < VALUES_PER_SAMPLE * len(rows) or not all(
-        bool(torch.isfinite(each).all()) for each in (rows, actual, expected)
-    ):
+def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
+    def column(side: int, step: int) -> Tensor:
+        capture = view.pair.captures[side]
+        read = view.pair.gradients(capture, f"step{step}/gradients")
+        return torch.cat([samples.kept(name, read(name)) for name in names])
+
+    rows = torch.cat([samples[name] for name in names], 1)
+    actual, expected = column(0, view.step), column(1, view.step)
+    if not all(bool(torch.isfinite(each).all()) for each in (rows, actual, expected)):
         return None
-    total = rows.sum(0)
-    difference = float((total - expected).norm() / (expected.norm() or 1.0))
-    if difference > pair.fits:
-        found.say(
-            f"The gradients of the samples add up to the reference's only up to {difference:.1g}: its samples are not "
-            "independent (batch norm, an auxiliary loss), or the file is of another step."
+    if float((rows.sum(0) - expected).norm()) > view.limit(ROUNDING) * float(expected.norm()):
+        view.pair.actual.about.setdefault("notes", []).append(
+            "The gradients of the samples do not add up to the reference's: its samples are not independent (batch "
+            "norm, an auxiliary loss), or the file is of another step."
         )
         return None
-    return _solve(rows, actual, total, pair.limit(SINGULAR, f"step{step}/gradients"))
+    more = [column(1, step) for step in view.pair.reference.steps if step != view.step and _has(view.pair, step, names)]
+    known_rows = torch.cat([rows, *(each[None] for each in more)])
+    known_rows = known_rows / known_rows.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    values = torch.linalg.svdvals(known_rows)
+    return _Sums(view, samples, rows, actual, int((values > view.limit(SINGULAR) * values[0]).sum()))
 
 
-def _solve(rows: Tensor, actual: Tensor, total: Tensor, singular: float) -> Weights:
-    off = actual - total
-    scale = rows.norm(dim=1).clamp(min=1e-300)
-    # The weights of what differs, which may be small beside the gradient.
-    left, values, right = torch.linalg.svd((rows / scale[:, None]).T, full_matrices=False)
-    kept = values > singular * values[0]
-    more = (right[kept].T @ ((left[:, kept].T @ off) / values[kept])) / scale
-    residual = float((off - rows.T @ more).norm())
-    return Weights(
-        (1 + more).tolist(),
-        residual / (float(off.norm()) or 1.0),
-        residual / (float(actual.norm()) or 1.0),
-        bool(kept.all()),
-    )
+def _has(pair: Pair, step: int, names: list[str]) -> bool:
+    file = pair.reference.tensors(f"step{step}/gradients")
+    return all(name in file for name in names)
 
 
-def _matrix(samples: Samples, names: list[str]) -> Tensor:
-    return torch.cat([samples[name] for name in names], 1)
+def _formulas(sums: _Sums) -> Iterator[Formula]:
+    partitions = [*_partitions(sums.view, sums.samples)]
+    for partition in partitions:
+        yield from _clip_of_each(sums, partition)
+        yield from _means(sums, partition)
+    for partition in sorted(partitions, key=lambda each: len(each.blocks)):
+        if fit := sums.solve(sums.blocks(partition), f"a weight of each {partition.kind}"):
+            yield from _of_blocks(sums, partition, fit)
+            break
+    by_sample = Partition("sample", tuple(range(len(sums.samples))))
+    yield from _means(sums, by_sample)
+    if fit := sums.solve(sums.rows, "a weight of each sample"):
+        yield from _of_samples(sums, fit)
 
 
-def _column(samples: Samples, names: list[str], pair: Pair, capture: Capture, step: int) -> Tensor:
-    read = pair.gradients(capture, f"step{step}/gradients")
-    return torch.cat([samples.kept(name, read(name)) for name in names])
-
-
-def _name(pair: Pair, step: int, samples: Samples, fit: Weights, found: Evidence) -> None:
-    """Note which weights these are."""
-    found.note("pattern", "weights")
-    found.say(f"Weights of the samples explain the gradient; they leave {fit.residual:.1g} of the difference.")
-    if not fit.distinct:
-        found.say("The gradients of some samples cannot be told apart: other weights may explain it as well.")
-    weights, near = fit.weights, pair.near
-    if max(weights) - min(weights) <= near * _size(weights):
-        found.note("pattern", "factor")
-        name_factor(pair, sum(weights) / len(weights), found, "The gradient of each sample")
-        return
-    partitions = [*_partitions(pair, step, samples)]
-    fitting = [each for each in partitions if each.is_constant(weights, near) and len(each.blocks) > 1]
-    counts = [("targets", samples.targets)] * bool(samples.targets) + [("samples", [1] * len(weights))]
-    _table(samples, weights, fitting[0] if fitting else None, found)
-    if _same_on_all_ranks(pair, step, samples, weights, near, found):
-        return
-    if any(_lost(each, weights, near, found) for each in fitting):
-        return
-    if any(_mean_of_means(pair, each, weights, *count, near, found) for each in fitting for count in counts):
-        return
-    by_rows = Partition("sample", tuple(range(len(weights))))
-    if not _times(samples, weights, near, found) and not (
-        samples.targets and _mean_of_means(pair, by_rows, weights, *counts[0], near, found)
-    ):
-        found.note("weights", f"by {fitting[0].kind}" if fitting else "by sample")
-
-
-def _size(values: Iterable[float]) -> float:
-    return max(abs(value) for value in values) or 1.0
-
-
-def _same_on_all_ranks(
-    pair: Pair,
-    step: int,
-    samples: Samples,
-    weights: list[float],
-    near: float,
-    found: Evidence,
-) -> bool:
-    """By their ids, all ranks read the same samples, and only these count."""
-    read: dict[int, set[object]] = {}
-    for sample, rank, _ in _reads(pair, step):
-        read.setdefault(rank, set()).add(sample)
-    same = read[min(read)] if read else set()
-    if len(read) < 2 or any(own != same for own in read.values()) or same >= {*samples.ids}:
-        return False
-    others = [weight for sample, weight in zip(samples.ids, weights, strict=True) if sample not in same]
-    if any(abs(weight) > near * _size(weights) for weight in others):
-        return False
-    found.note("weights", "same samples")
-    found.say(f"By their ids, all {len(read)} ranks read the same samples, and only these count.")
-    return True
-
-
-def _lost(partition: Partition, weights: list[float], near: float, found: Evidence) -> bool:
-    """Blocks that do not count, while the others do alike."""
-    means = partition.means(weights)
-    lost = [block for block, value in means.items() if abs(value) <= near * _size(weights)]
-    left = [value for block, value in means.items() if block not in lost]
-    if not lost or max(left) - min(left) > near * _size(weights):
-        return False
-    kind, value = partition.kind, sum(left) / len(left)
-    blocks = partition.blocks
-    one = "one" if len(left) == 1 else "some"
-    if kind == "block":
-        if len(lost) < len(left):
-            return False  # rather some samples
-        as_rank, as_micro_batch = left == [means[blocks[0]]], left == [means[blocks[-1]]]
-        as_rank &= abs(value - len(blocks)) <= near * value
-        as_micro_batch &= abs(value - 1) <= near
-        found.note("weights", "first block" if as_rank else "last block" if as_micro_batch else "some blocks")
-    else:
-        found.note("weights", f"{one} {kind.removeprefix(_OF_A_RANK)}")
-    counting = [_label(block) for block in blocks if block not in lost]
-    found.say(
-        f"Of {len(blocks)} {_PLURALS[kind]}, only {', '.join(counting)} {'counts' if len(left) == 1 else 'count'}, "
-        f"with a weight of {value:.6g}."
-    )
-    return True
-
-
-def _mean_of_means(
-    pair: Pair,
-    partition: Partition,
-    weights: list[float],
-    what: str,
-    counts: list[int],
-    near: float,
-    found: Evidence,
-) -> bool:
-    """Blocks whose weight is one over their number of targets (or samples): their means are added."""
-    sums, means = partition.sums(counts), partition.means(weights)
-    if len({*sums.values()}) == 1 or not all(sums.values()):
-        return False
-    products = [means[block] * sums[block] / sum(counts) for block in sums]
-    if max(products) - min(products) > near * _size(products):
-        return False
-    times, kind, number = sum(products) / len(products), partition.kind, len(sums)
-    plural = _PLURALS[kind]
-    listed = ", ".join(f"{count:g}" for count in [*sums.values()][:LISTED])
-    head = f"Each weight is {sum(counts)} / the number of {what} of its {kind} ({listed})"
-    if abs(times * number - 1) <= near:
-        found.note("weights", f"means of {plural}")
-        found.say(f"{head} / {number}: the gradient is the mean of the {plural}' means, not of all {what}.")
-        return True
-    ways = {1.0: number} | {1 / degree: number // degree for degree in range(2, number) if number % degree == 0}
-    added = next((each for value, each in ways.items() if abs(times - value) <= near * value), None)
-    if added is None:
-        found.note("weights", f"means of {plural}")
-        name_factor(pair, times * number, found, f"The mean of the {plural}' means")
-        found.say(f"{head} times {times:.6g}.")
-        return True
-    ranks = {block[0] for block in sums if isinstance(block, tuple)}
-    found.note(
-        "weights", "sum of ranks" if ranks and number // len(ranks) != added == len(ranks) else f"sum of {plural}"
-    )
-    found.say(
-        f"{head}"
-        + f" / {number // added}" * (added < number)
-        + f": the means of {added} {plural} are added, not averaged."
-    )
-    return True
-
-
-def _times(samples: Samples, weights: list[float], near: float, found: Evidence) -> bool:
-    """Samples that count several times, or not at all, while most count once."""
-    counts = samples.targets or [1] * len(weights)
-    for once in sorted({value for value in weights if value > near * _size(weights)}):
-        times = [round(weight / once) for weight in weights]
-        right = all(abs(value - n * once) <= near * _size(weights) for value, n in zip(weights, times, strict=True))
-        if not right or max(times) > MORE or min(times) < 0:
+def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
+    """The weight of a sample is s x the number of all targets (or samples) / that of its block."""
+    targets, blocks = sums.samples.targets, len(partition.blocks)
+    ways = {"targets": targets} if targets else {}
+    if len({*targets}) != 1:  # else both are the same
+        ways["samples"] = [1] * len(sums.samples)
+    for what, counts in ways.items():
+        own = partition.sums(counts)
+        if len({*own.values()}) < 2 or not all(own.values()):
             continue
-        divisor = sum(n * count for n, count in zip(times, counts, strict=True))
-        ways = {"": 1.0, ", and the loss is divided by the targets that are left": sum(counts) / divisor}
-        ways |= {", and the loss is divided by the samples that are left": len(weights) / sum(times)}
-        how = next((how for how, value in ways.items() if abs(once - value) <= near), None)
-        if how is not None:
-            _say_times(samples, times, how, found)
-            return True
-    return False
+        weights = torch.tensor([sum(counts) / own[label] for label in partition.labels], dtype=torch.float64)
+        predicted = weights @ sums.rows
+        times = float(sums.actual @ predicted) / float(predicted @ predicted)
+        if not times or not (fit := sums.fit(times * predicted, [], f"means of {what} of each {partition.kind}")):
+            continue
+        view, shown = sums.view, listed((f"{each:g}" for each in own.values()), LISTED)
+        added = times * blocks
+        if view.same(added, 1, 10):
+            text = f"the mean of the {partition.plural}' means, not of all {what}"
+        elif view.same(added, round(added), 10):
+            text = f"{round(added) if added < blocks else 'all'} of {blocks} {partition.plural}' means are added"
+        else:
+            text = f"the {partition.plural}' means are added, times {number(times)}"
+            fit = Fit([times], fit.left, fit.values, fit.tensors)
+        divisor = f"the number of {what} of its {partition.kind} ({shown})"
+        equation = f"weight of a sample = {number(times)} x {sum(counts)} / {divisor}"
+        table = _table(sums.samples, (times * weights).tolist(), partition)
+        yield Formula("means of blocks", text, equation, fit, table)
 
 
-def _say_times(samples: Samples, times: list[int], how: str, found: Evidence) -> None:
-    for number in sorted({*times} - {1}):
-        which = [row for row, each in enumerate(times) if each == number]
-        found.note("weights", "doubled samples" if number else "dropped samples")
-        places = {0: " (the step's first)", len(times) - 1: " (the step's last)"}
-        shown = ", ".join(samples.label(row) + places.get(row, "") for row in which[:LISTED])
-        counts_as = f"{number} times" if number else "0 times: it is dropped"
-        found.say(f"{'Sample' if len(which) == 1 else 'Each of the samples'} {shown} counts {counts_as}{how}.")
+def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]:
+    """Each block has a weight of its own: by which they are lost, not reduced, or weighted."""
+    view, blocks, near = sums.view, partition.blocks, 100 * sums.view.near
+    weights = dict(zip(blocks, fit.solved, strict=True))
+    size = max(map(abs, fit.solved))
+    if all(abs(each - fit.solved[0]) <= near * size for each in fit.solved):
+        return  # a factor
+    table = _table(sums.samples, [weights[label] for label in partition.labels], partition)
+    rounded = {
+        block: round(value) if abs(value - round(value)) <= near * size else value for block, value in weights.items()
+    }
+    lost = [block for block, value in rounded.items() if value == 0]
+    left = [value for block, value in rounded.items() if block not in lost]
+    shown = f"gradient = sum over {len(blocks)} {partition.plural} of a weight x their part of the reference's"
+    each = ", ".join(f"{_label(block)}: {number(value)}" for block, value in rounded.items())
+    alone = bool(lost) and len(left) == 1
+    is_of_ranks = partition.kind == "rank" or (partition.kind == "block" and view.same(left[0], len(blocks), 100))
+    if alone and is_of_ranks:
+        same = sums.view.pair.actual.unreduced(view.step)
+        sure = partition.is_read or bool(same)
+        cause = "not reduced" if sure else "one rank's samples"
+        counting = _label(next(block for block in blocks if block not in lost))
+        text = f"only {partition.kind} {counting} of {len(blocks)} counts, {number(left[0])} times"
+        if not sure:
+            text += ": not reduced, or all ranks read the same samples"
+    elif partition.kind == "rank's micro-batch" and (text := _unreduced(rounded)):
+        cause = "not reduced"
+    elif lost:
+        counting = listed((_label(block) for block in blocks if block not in lost), 8)
+        cause = "lost blocks"
+        times = ", ".join(dict.fromkeys(map(number, left)))
+        text = f"of {len(blocks)} {partition.plural} only {counting} count{'s' * alone}, {times} times"
+    elif len(blocks) == len(sums.samples):
+        return  # any other loss of a model with one output gives each sample a weight of its own
+    else:
+        cause, text = "weights of blocks", f"{partition.kind} {each}"
+    yield Formula(cause, text, shown, fit, table)
 
 
-def _shown(weight: float) -> str:
-    return f"{weight if abs(weight) > 1e-9 else 0.0:.6g}"
+def _unreduced(weights: dict[object, float]) -> str:
+    """Return which micro-batches one rank keeps for itself: there its weight is the number of ranks, others' is 0."""
+    ranks, micros = ([*dict.fromkeys(block[place] for block in weights)] for place in (0, 1))  # type: ignore[index]
+    own = [
+        micro
+        for micro in micros
+        if sorted(weights.get((r, micro), 0) for r in ranks) == [0] * (len(ranks) - 1) + [len(ranks)]
+    ]
+    whole = [micro for micro in micros if all(weights.get((r, micro)) == 1 for r in ranks)]
+    if not own or len(own) + len(whole) < len(micros):
+        return ""
+    return f"micro-batch{'es' * (len(own) > 1)} {listed(map(str, own), 8)} of {len(micros)}"
+
+
+def _of_samples(sums: _Sums, fit: Fit) -> Iterator[Formula]:
+    """Each sample has a weight of its own: some count several times, or not at all."""
+    samples, near, weights = sums.samples, 100 * sums.view.near, fit.solved
+    size = max(map(abs, weights))
+    if max(weights) - min(weights) <= near * size:
+        return
+    table = _table(samples, weights, None)
+    shown = "gradient = sum over the samples of a weight x their part of the reference's"
+    for once in sorted({value for value in weights if value > near * size}):
+        times = [round(weight / once) for weight in weights]
+        right = all(abs(value - n * once) <= near * size for value, n in zip(weights, times, strict=True))
+        if right and max(times) <= MORE and min(times) >= 0 and 2 * times.count(1) >= len(times):
+            parts = []
+            for count in sorted({*times} - {1}):
+                which = [row for row, each in enumerate(times) if each == count]
+                places = {0: " (the step's first)", len(times) - 1: " (the step's last)"}
+                parts.append(f"{count} times {listed((samples.label(r) + places.get(r, '') for r in which), 8)}")
+            rest = "" if abs(once - 1) <= near else f"; the others {number(once)} times"
+            yield Formula("dropped or repeated samples", f"{'; '.join(parts)}{rest}", shown, fit, table)
+            return
+    sums.view.seen.append(
+        f"As a sum of the step's samples with weights from {min(weights):.4g} to {max(weights):.4g}, the gradient is "
+        "explained: by weights in the loss, or by another loss or other targets of a model with one output."
+    )
+
+
+def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
+    """The norm is clipped after each block: g = clip(g + its part), or clip(each part) before their mean."""
+    view, samples = sums.view, sums.samples
+    stated = [capture.shown(view.step).get("max_grad_norm") for capture in view.pair.captures]
+    limits = {float(each) for each in stated if each}
+    if any(name in samples.indexed for name in samples.names):
+        return  # norms are of whole gradients
+    parts = sums.blocks(partition)
+    for limit in limits:
+        total = torch.zeros_like(parts[0])
+        for part in parts:
+            last = total + part
+            total = last * min(1.0, limit / (float(last.norm()) + 1e-6))
+        mean = torch.zeros_like(parts[0])
+        for part in parts:
+            own = len(parts) * part
+            mean += own * min(1.0, limit / (float(own.norm()) + 1e-6)) / len(parts)
+        for predicted, text in (
+            (last, f"after each {partition.kind}"),
+            (total, f"after each {partition.kind}"),
+            (mean, f"of each {partition.kind} before the reduction"),
+        ):
+            if fit := sums.fit(predicted, [], "a clip of each block"):
+                yield Formula(
+                    "clip of each block", f"to a norm of {limit:g} {text}", f"the norm is clipped {text}", fit
+                )
+                return
 
 
 def _label(block: object) -> str:
@@ -317,73 +308,97 @@ def _label(block: object) -> str:
     return "none" if block == NO_RANK else str(block)
 
 
-def _table(samples: Samples, weights: list[float], partition: Partition | None, found: Evidence) -> None:
-    """Show the weights of the samples, or of blocks where these are too many."""
+def _table(samples: Samples, weights: list[float], partition: Partition | None) -> list[str]:
+    """Return a table of the weights of the samples, or of blocks where these are too many."""
+
+    def shown(weight: float) -> str:
+        return f"{weight if abs(weight) > 1e-6 * max(map(abs, weights)) else 0.0:.6g}"
+
     if len(weights) > LISTED and partition:
-        found.table += [f"| {partition.kind} | weight |", "| --- | --- |"]
-        rows: Iterable[tuple[object, ...]] = [
-            (_label(block), _shown(value)) for block, value in partition.means(weights).items()
-        ]
+        blocks = dict(zip(partition.labels, weights, strict=True))
+        rows = [[_label(block), shown(weight)] for block, weight in blocks.items()]
+        head = [partition.kind, "weight"]
     else:
         head = ["sample", *["targets"] * bool(samples.targets), *([partition.kind] if partition else []), "weight"]
-        found.table += [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
-        rows = (
-            (
+        rows = [
+            [
                 samples.label(row),
-                *samples.targets[row : row + 1],
+                *map(str, samples.targets[row : row + 1]),
                 *([_label(partition.labels[row])] if partition else []),
-                _shown(weight),
-            )
+                shown(weight),
+            ]
             for row, weight in enumerate(weights)
-        )
-    rows = [*rows]
-    found.table += ["| " + " | ".join(map(str, row)) + " |" for row in rows[:LISTED]]
+        ]
+    lines = [head, ["---"] * len(head), *rows[:LISTED]]
     if len(rows) > LISTED:
-        found.table += [f"| and {len(rows) - LISTED} more |" + " |" * (found.table[0].count("|") - 2)]
+        lines.append([f"and {len(rows) - LISTED} more", *[""] * (len(head) - 1)])
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def _partitions(pair: Pair, step: int, samples: Samples) -> Iterator[Partition]:
-    """Yield divisions of the rows: as the other training says, as --ranks say, or in blocks of any size."""
-    reads = _reads(pair, step)
-    own = {sample: (rank, micro) for sample, rank, micro in reads}
-    if own.keys() & {*samples.ids}:
-        # A sample that no rank reads is dropped, unless others are read in its place: then blocks of samples are lost.
-        if own.keys() >= {*samples.ids} or len(reads) > len(own):
-            rank, micro = ([own.get(each, (NO_RANK, NO_RANK))[place] for each in samples.ids] for place in (0, 1))
-            yield from _of_places(rank, micro, samples.parts)
-        return
-    for whole in _partitions_of_rows(pair, samples.rows):
-        yield Partition(whole.kind, tuple(whole.labels[row] for row in samples.taken))
+# Which samples are whose
 
 
-def _partitions_of_rows(pair: Pair, rows: int) -> Iterator[Partition]:
-    about = pair.actual.about
-    ranks = math.prod(degree for axis, degree in about.get("mesh", {}).items() if axis not in MODEL_AXES)
-    micros = about.get("accumulation") or 1
-    if rows % (ranks * micros) == 0:
-        for rank, micro in _dealt(rows, ranks, micros):
-            yield from _of_places(rank, micro, [])
-    for number in (each for each in range(2, rows) if rows % each == 0):
-        yield Partition("block", tuple(row * number // rows for row in range(rows)))
-        for times in (each for each in range(2, rows // number + 1) if rows % (number * each) == 0):
-            yield Partition("block", tuple(row * number * times // rows % number for row in range(rows)))
-
-
-def _reads(pair: Pair, step: int) -> list[tuple[object, int, int]]:
-    """Return (sample, data-parallel rank, micro-batch) of what the other training reads, if that is known."""
+def reads(pair: Pair, side: int, step: int) -> list[tuple[object, int, int]]:
+    """Return (sample, data-parallel rank, micro-batch) of what a training reads, if that is known."""
+    capture = pair.captures[side]
     found = [
         (sample, rank.about["data_rank"], micro)
-        for rank in pair.actual.ranks(step)
+        for rank in capture.ranks(step)
         for micro in range(len(rank.notes["indices"]))
         for sample in rank.samples(micro)
     ]
-    found += [
-        (sample, rank, micro)
-        for rank, micros in enumerate(pair.actual.shown(step).get("ids") or [])
+    if capture.ranks(step):
+        return [*dict.fromkeys(found)]  # ranks that share samples have the same data_rank
+    given = capture.shown(step).get("ids") or []
+    rows = pair.reference.about.get("hashes", {})
+    if not isinstance(given, list) or not all(isinstance(each, list) for each in given):
+        raise InputError(f"{capture.folder}: `ids` of step {step} are not a list for each rank; write them again.")
+    return [
+        (rows.get(sample, sample), rank, micro)
+        for rank, micros in enumerate(given)
         for micro, ids in enumerate(micros if micros and isinstance(micros[0], list) else [micros])
         for sample in ids
     ]
-    return [*dict.fromkeys(found)]  # ranks that share samples have the same data_rank
+
+
+def counted(pair: Pair, side: int, step: int) -> Counter[object]:
+    """Return how often each sample is read; in a dump once if all are read alike, as by ranks that share a sample."""
+    counts = Counter(sample for sample, _, _ in reads(pair, side, step))
+    is_shared = not pair.captures[side].ranks(step) and len({*counts.values()}) == 1
+    return Counter(dict.fromkeys(counts, 1)) if is_shared else counts
+
+
+def _partitions(view: View, samples: Samples) -> Iterator[Partition]:
+    """Yield divisions of the samples: as the other training says, as --ranks say, or in blocks of any size."""
+    found = reads(view.pair, 0, view.step)
+    own = {sample: (rank, micro) for sample, rank, micro in found}
+    if own.keys() & {*samples.ids}:
+        rank, micro = ([own.get(each, (NO_RANK, NO_RANK))[place] for each in samples.ids] for place in (0, 1))
+        if divisions := [*_of_places(rank, micro, samples.parts, True)]:
+            yield from divisions
+            return
+    for whole in _partitions_of_rows(view, samples.rows):
+        yield Partition(whole.kind, tuple(whole.labels[row] for row in samples.taken))
+
+
+def _partitions_of_rows(view: View, rows: int) -> Iterator[Partition]:
+    about, numbers = view.pair.actual.about, known(view.pair, view.step)
+    mesh = about.get("mesh", {})
+    ranks = math.prod(degree for axis, degree in mesh.items() if axis not in MODEL_AXES)
+    ranks = ranks if mesh else numbers.get("the number of ranks", 1)
+    micros = numbers.get("the number of micro-batches", 1)
+    if rows % (ranks * micros) == 0:
+        for rank, micro in _dealt(rows, ranks, micros):
+            yield from _of_places(rank, micro, [])
+    sizes = [each for each in range(2, rows) if rows % each == 0]
+    more = [Partition("block", tuple(row * each // rows for row in range(rows))) for each in sizes]
+    more += [
+        Partition("block", tuple(row * each * times // rows % each for row in range(rows)))
+        for each in sizes
+        for times in range(2, rows // each + 1)
+        if rows % (each * times) == 0
+    ]
+    yield from more[:PARTITIONS]
 
 
 def _dealt(rows: int, ranks: int, micros: int) -> Iterator[tuple[list[int], list[int]]]:
@@ -396,72 +411,11 @@ def _dealt(rows: int, ranks: int, micros: int) -> Iterator[tuple[list[int], list
         yield [row % ranks for row in range(rows)], [row // (size * ranks) for row in range(rows)]
 
 
-def _of_places(rank: list[int], micro: list[int], part: list[int]) -> Iterator[Partition]:
-    for kind, labels in (("rank", rank), ("micro-batch", micro), ("part", part or rank)):
-        if len({*labels}) > 1 and (kind != "part" or part):
-            yield Partition(kind, tuple(labels))
+def _of_places(rank: list[int], micro: list[int], part: list[int], is_read: bool = False) -> Iterator[Partition]:
+    for kind, labels in (("rank", rank), ("micro-batch", micro), ("part", part)):
+        if len({*labels}) > 1:
+            yield Partition(kind, tuple(labels), is_read)
     if len({*rank}) > 1 and len({*micro}) > 1:
-        yield Partition("rank's micro-batch", tuple(zip(rank, micro, strict=True)))
+        yield Partition("rank's micro-batch", tuple(zip(rank, micro, strict=True)), is_read)
     if part and len({*part}) > 1 and len({*zip(rank, micro, strict=True)}) > 1:
-        yield Partition("rank's micro-batch", tuple(zip(rank, micro, part, strict=True)))
-
-
-def _compare_ids(pair: Pair, step: int, samples: Samples, found: Evidence) -> None:
-    """Say which samples only one of the trainings reads, and which several ranks read, if both know theirs."""
-    nested = [] if pair.actual.ranks(step) else pair.actual.shown(step).get("ids") or []
-    read = Counter(each for rank in nested for ids in rank for each in (ids if isinstance(ids, list) else [ids]))
-    if not {*read} & {*samples.ids}:
-        return  # or other names for the same samples
-    expected = Counter(samples.ids)
-    for more, less, says in (
-        (expected, read, "By their ids, these samples of the reference are not read in this step"),
-        (read, expected, "By their ids, these samples are read more often than in the reference, or of another step"),
-    ):
-        if off := [*(more - less)]:
-            found.note("samples read", "others")
-            found.say(f"{says}: {', '.join(map(str, off[:8]))}{', ...' * (len(off) > 8)}.")
-
-
-def _outside(pair: Pair, step: int, samples: Samples, names: list[str], fit: Weights, found: Evidence) -> None:
-    """Say that a gradient is not that of these samples, and whether other steps' samples explain more of it."""
-    found.note("weights", "outside")
-    found.say(
-        f"No weights of the step's samples explain the gradient: they leave {fit.outside:.0%} of it. It is not from "
-        "these samples and targets, or not from this forward pass."
-    )
-    actual = _column(samples, names, pair, pair.actual, step)
-    residual = {}
-    for other in pair.reference.steps:
-        more = pair.reference.samples(other) if other != step else None
-        if more and {*names} <= {*more.names} and len(more) * VALUES_PER_SAMPLE < len(actual):
-            own = _column(more, names, pair, pair.actual, step)
-            singular = pair.limit(SINGULAR, f"step{step}/gradients")
-            residual[other] = _solve(_matrix(more, names), own, 0 * own, singular).outside
-    nearest = min(residual, key=residual.__getitem__, default=None)
-    if nearest is not None and residual[nearest] < OUTSIDE * fit.outside:
-        found.note("samples read", "of another step")
-        found.say(f"The samples of step {nearest} leave only {residual[nearest]:.0%}, with the weights of that step.")
-    if touched := _touched(names, pair, step):
-        found.note("samples read", "others")
-        name, here, there = touched
-        found.say(
-            f"{name}: {here} rows have a gradient only here, {there} only in the reference: other inputs are read."
-        )
-
-
-def _touched(names: list[str], pair: Pair, step: int) -> tuple[str, int, int] | None:
-    """Return an embedding whose rows show that other tokens were read, and how many only one training reads.
-
-    Both must have some: a padding mask or other targets reach more rows, or fewer.
-    """
-    own, other = (pair.gradients(capture, f"step{step}/gradients") for capture in pair.captures)
-    for name in names:
-        value, expected = own(name), other(name)
-        if value.dim() != 2:
-            continue
-        reached = [each.ne(0).any(1) for each in (value, expected)]
-        if not bool(reached[1].all()):
-            here, there = (int((mine & ~theirs).sum()) for mine, theirs in (reached, reached[::-1]))
-            if here and there:
-                return name, here, there
-    return None
+        yield Partition("rank's micro-batch", tuple(zip(rank, micro, part, strict=True)), is_read)

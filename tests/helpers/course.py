@@ -41,7 +41,7 @@ RIGHT = {
     },
     6: {
         "strategy": "ddp",
-        "cause": "not reduced over an axis",
+        "cause": "not reduced",
         "file": "scripts/shardlab/parallel/parallelize.py",
     },
     7: {

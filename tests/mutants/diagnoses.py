@@ -1,11 +1,13 @@
-"""Faults that change numbers: the case that shows each in its first steps, and the cause that a diagnosis must name."""
+"""Faults that change numbers: the case that shows each in its first steps, and the cause, or the place alone, that a
+diagnosis must name.
+"""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A fault's case, and the cause that its diagnosis must name."""
+    """A fault's case, and what its diagnosis must say."""
 
     case: str
     """Strategy, workload, and optionally a recipe (accumulated: of the hard cases; thrice: in three micro-batches;
@@ -13,79 +15,63 @@ class Diagnosis:
     ranks.
     """
     cause: str
-    """As in scripts/traindiff/causes.yaml."""
+    """As in CHECKS of scripts/traindiff/formulas.py; empty: none may be named."""
+    stage: str
+    """Where the first difference is, if no cause is named."""
 
 
 CAUSES = {
-    "norm of a part": {
-        "the norm leaves out the experts (Megatron #5916)": "ep moe accumulated",
-        "a third of the gradient's norm (DeepSpeed #7718)": "single llama2 accumulated",
+    "norm of some": {
         "the gradient norm without the replicated parameters of tensor parallelism": "tp_sp llama2 frozen",
         "norm for clipping of the local shard alone": "fsdp mlp",
         "a pipeline's ranks clip each by their own norm": "pp mnist",
         "each group of experts clips by its own norm (Automodel #3816)": "ep moe",
     },
-    "norm counts twice": {
-        "norms of replicated gradients counted twice (DeepSpeed #8475)": "tp moe",
+    "norm with a factor": {
+        "a third of the gradient's norm (DeepSpeed #7718)": "single llama2 accumulated",
+        "ZeRO's loss without times gradient_accumulation_steps": "zero1 llama2 accumulated thrice",
     },
-    "clipping": {
+    "clip": {
         "clip factor times the square root of the ranks": "fsdp llama2 accumulated",
         "clips at twice the norm": "single mlp reference",
-        "ZeRO does not clip": "zero1 llama2 accumulated",
     },
     "no clipping": {
+        "ZeRO does not clip": "zero1 llama2 accumulated",
         "no clipping": "single mlp reference",
-    },
-    "partial gradients": {
-        "gradients of norms not reduced under sequence parallelism": "tp_sp vit",
     },
     "not reduced": {
         "DDP never synchronizes": "ddp mlp",
+        "the last micro-batch is not reduced (DeepSpeed #7985)": "ddp llama2 accumulated",
+    },
+    "no gradient": {
         "HSDP's replicas do not average": "hsdp mlp",
+        "no gradient goes back between the devices of model parallelism": "mp mnist",
     },
-    "summed instead of averaged": {
+    "zero": {
+        "bias of the first layer alone (torchtitan #1593)": "single moe reference",
+    },
+    "factor": {
         "gradients summed over the ranks, not averaged": "ddp mlp",
-    },
-    "divided by the micro-batches once too often": {
-        "ZeRO's loss without times gradient_accumulation_steps": "zero1 llama2 accumulated thrice",
         "a pipeline averages over its micro-batches once more": "pp mnist",
+        "frozen parameters decay": "fsdp llama2 frozen",
+        "the gradient divided by the number of parts of a sequence": "cp llama2",
+        "bias moves towards the experts with most tokens": "single moe reference",
+        "a pipeline sums its micro-batches (pytorch #144352)": "pp mnist",
+        "gradients divided by a loss scale that the loss was not multiplied with (DeepSpeed #7837)": "single llama2",
     },
-    "update between micro-batches": {
-        "ZeRO steps at each micro-batch": "zero1 llama2 accumulated",
-    },
-    "bias added by every rank": {
+    "bias": {
         "bias of a row layer added by every rank": "tp mlp",
     },
-    "some gradients scaled": {
+    "factor of some": {
         "half of the gradient of a split embedding": "tp llama2",
         "experts' gradient times the ranks of ep (Megatron #5956)": "ep moe",
         "a divisor ignored where experts have one shard (pytorch #160285)": "ep moe",
     },
-    "samples count differently": {
-        "rows that fill a pipeline's batch counted as samples": "pp mnist",
-    },
-    "no gradient": {
-        "no gradient goes back between the devices of model parallelism": "mp mnist",
-    },
-    "samples of a step": {
-        "tensor-parallel ranks read samples of their own (JSC, December 2025)": "tp llama2",
+    "other samples": {
         "every rank trains on the whole batch": "ddp mlp",
         "replicas of HSDP read the same samples": "hsdp mlp",
         "a batch's remainder is dropped": "ddp mlp",
         "the same order in each epoch": "single mlp reference",
-    },
-    "number of steps": {
-        "an epoch's last batch is dropped": "single mlp reference",
-        "one epoch too many": "single mlp reference",
-    },
-    "evaluation": {
-        "the test split is the validation split": "single mlp reference",
-        "the test loss is of the validation split": "single mlp reference",
-        "the test loss is a mean of the batches' means": "single xsum reference",
-        "the loss of an evaluation times the number of parts of a sequence": "cp llama2",
-    },
-    "number of targets": {
-        "the number of targets of language models is one off": "single llama2 reference",
     },
     "shifted targets": {
         "language models predict the token that they see": "single llama2 reference",
@@ -94,45 +80,35 @@ CAUSES = {
         "padding of a summary counts as targets": "single xsum reference",
         "padding that fills up a sequence counts as targets": "cp xsum",
     },
-    "padding mask": {
-        "padding of a document is attended to": "single xsum reference",
-        "the padding mask lost": "cp xsum",
-        "a ring's padding mask of the own part for those of others": "cp_ring xsum",
-        "the first sample's padding mask for all of a micro-batch": "cp xsum",
-    },
     "scaled inputs": {
         "images scaled to [0, 1]": "single mnist reference",
     },
-    "micro-batches count differently": {
+    "weights of blocks": {
         "gradients doubled after each micro-batch, on one rank (Megatron #6660)": "single llama2 thrice",
-        "micro-batches averaged, whatever their size": "single mlp reference",
     },
-    "weight decay": {
+    "means of blocks": {
+        "micro-batches averaged, whatever their size": "single mlp reference",
+        "each rank's loss divided by its own number of targets": "cp xsum",
+    },
+    "decay": {
         "a group's own decay ignored": "single llama2 reference",
         "embeddings decay with the matrices": "single llama2 reference",
         "all groups have the first one's settings under ZeRO": "zero1 llama2 grouped",
         "weight decay ignored": "single mlp reference",
         "Adam's decay in place of AdamW's": "single xsum reference",
     },
-    "optimizer settings": {
+    "coefficients of moments": {
         "betas ignored": "single xsum reference",
-        "momentum ignored": "single mlp reference",
     },
-    "learning-rate schedule": {
+    "rate": {
         "gamma ignored": "single mlp reference",
         "warm-up one step too short": "single xsum reference",
         "cosine down to 0, whatever the end": "single xsum reference",
     },
-    "learning rate of some parameters": {
+    "factors of updates": {
         "a group's factor of the learning rate ignored": "single llama2 reference",
     },
-    "frozen parameters change": {
-        "frozen parameters decay": "fsdp llama2 frozen",
-    },
-    "shards of matrices": {
-        "Muon orthogonalizes shards (DeepSpeed issue 8437)": "fsdp llama2 muon",
-    },
-    "learning rate not set": {
+    "factor of updates": {
         "the schedule's rate not given to native engines": "single mlp reference",
         "the schedule's rate not given to ZeRO": "zero1 llama2 accumulated",
         "twice the rate under tensor parallelism": "tp mlp",
@@ -140,111 +116,107 @@ CAUSES = {
     "no update": {
         "no step of the optimizer": "single mlp reference",
     },
-    "gradients not cleared": {
+    "previous gradient": {
         "gradients are never cleared": "single mlp reference",
     },
-    "micro-batches lost": {
+    "lost blocks": {
         "only the last micro-batch's gradient counts": "single mlp reference",
     },
     "restored state": {
         "a run resumes without the optimizer's state": "fsdp llama2",
         "a run resumes one step too late": "single llama2 reference",
     },
-    "positions": {
+}
+"""Cause, as of traindiff's formulas: the faults that it must explain, and the case of each."""
+PLACES = {
+    "norm": {
+        "the norm leaves out the experts (Megatron #5916)": "ep moe accumulated",
+        "norms of replicated gradients counted twice (DeepSpeed #8475)": "tp moe",
+        "gradients of norms not reduced under sequence parallelism": "tp_sp vit",
+    },
+    "output": {
+        "ZeRO steps at each micro-batch": "zero1 llama2 accumulated",
+        "tensor-parallel ranks read samples of their own (JSC, December 2025)": "tp llama2",
+        "padding of a document is attended to": "single xsum reference",
+        "the padding mask lost": "cp xsum",
+        "a ring's padding mask of the own part for those of others": "cp_ring xsum",
+        "the first sample's padding mask for all of a micro-batch": "cp xsum",
         "rotary positions left out": "single llama2 reference",
-    },
-    "causal mask": {
         "a decoder that sees the future": "single llama2 reference",
-    },
-    "initial weights": {
-        "each rank draws its own adapter": "fsdp llama2 adapted",
-        "initial weights that do not depend on the seed": "single llama2 reference",
-    },
-    "averaged once too often": {
-        "the gradient divided by the number of parts of a sequence": "cp llama2",
-    },
-    "positions of a split sequence": {
         "rotary positions begin anew on each rank": "cp llama2",
         "learned positions begin anew on each rank": "cp xsum",
-    },
-    "targets at boundaries": {
-        "targets shifted after the split, so that those at boundaries are wrong": "cp llama2",
-    },
-    "attention's backward pass over a split sequence": {
-        "a ring's backward pass with the gradient of other positions (Megatron #1464)": "cp_ring llama2",
-        "a ring's backward pass with the first step's keys": "cp_ring llama2",
-        "a ring's backward pass with the log-sum-exp of a block instead of the row's": "cp_ring llama2",
-        "a ring's backward pass with the log-sum-exp of the rank's own keys": "cp_ring llama2",
-        "gradients of keys and values stay where they are computed": "cp_ring llama2",
-        "gradients of gathered keys and values not reduced": "cp llama2",
-    },
-    "attention over a split sequence": {
         "parts of sequences by the wrong group of ranks (Megatron #7452)": "fsdp_cp llama2",
         "each rank attends to its own part only": "cp llama2",
         "gathered keys stay in the order of head and tail": "cp llama2",
         "a ring leaves out later keys of attention that is not causal": "cp_ring xsum",
         "causal masks as if a piece began at the first key": "cp llama2",
         "Ulysses repeats key heads in turn instead of each for its group": "cp_ulysses llama2 4",
-    },
-    "ranks count differently": {
-        "each rank's loss divided by its own number of targets": "cp xsum",
-    },
-    "not reduced over the tensor-parallel ranks": {
-        "partial gradients of a chunk taken for whole ones (torchtitan #3412)": "tp llama2 accumulated",
-        "the whole factor of a split adapter learns from one rank's part": "tp_sp llama2 adapted",
-        "router's gradient from this rank's part of the experts (torchtitan #2387)": "tp moe",
-        "tokens' gradient from this rank's part of the experts": "tp moe",
-    },
-    "gradient of routing weights or auxiliary loss": {
-        "the auxiliary loss's gradient times the tensor-parallel ranks (Megatron #7452)": "tp moe",
-        "routing weights without a gradient (torchtitan #1805)": "single moe reference",
-        "auxiliary loss without its gradient (Automodel #1408)": "single moe reference",
-    },
-    "auxiliary loss": {
         "tokens count once more when they are recomputed (torchtitan #1689)": "single moe accumulated",
         "auxiliary loss by the tokens of a micro-batch (Megatron #2217)": "ddp moe",
         "auxiliary loss by the load of a part of the sequences (Megatron #5047)": "cp moe",
+        "rows return to other tokens": "single moe reference",
+        "rows stay sorted by the rank that sent them": "ep moe",
     },
-    "another loss of equal outputs": {
+    "loss": {
+        "rows that fill a pipeline's batch counted as samples": "pp mnist",
         "labels are smoothed over the rank's part of a split vocabulary": "tp_loss llama2 smoothed",
         "logits of the whole vocabulary taken for a rank's part of it (Megatron #7452)": "tp_loss llama2",
         "auxiliary loss of padding, too": "pp moe",
     },
-    "load of experts": {
+    "schedule": {
+        "an epoch's last batch is dropped": "single mlp reference",
+        "one epoch too many": "single mlp reference",
+        "the number of targets of language models is one off": "single llama2 reference",
+    },
+    "evaluation": {
+        "the test split is the validation split": "single mlp reference",
+        "the test loss is of the validation split": "single mlp reference",
+        "the test loss is a mean of the batches' means": "single xsum reference",
+        "the loss of an evaluation times the number of parts of a sequence": "cp llama2",
+    },
+    "optimizer state": {
+        "momentum ignored": "single mlp reference",
+    },
+    "update": {
+        "Muon orthogonalizes shards (DeepSpeed issue 8437)": "fsdp llama2 muon",
+    },
+    "initial weights": {
+        "each rank draws its own adapter": "fsdp llama2 adapted",
+        "initial weights that do not depend on the seed": "single llama2 reference",
+    },
+    "batch": {
+        "targets shifted after the split, so that those at boundaries are wrong": "cp llama2",
+    },
+    "gradient": {
+        "a ring's backward pass with the gradient of other positions (Megatron #1464)": "cp_ring llama2",
+        "a ring's backward pass with the first step's keys": "cp_ring llama2",
+        "a ring's backward pass with the log-sum-exp of a block instead of the row's": "cp_ring llama2",
+        "a ring's backward pass with the log-sum-exp of the rank's own keys": "cp_ring llama2",
+        "gradients of keys and values stay where they are computed": "cp_ring llama2",
+        "gradients of gathered keys and values not reduced": "cp llama2",
+        "partial gradients of a chunk taken for whole ones (torchtitan #3412)": "tp llama2 accumulated",
+        "the whole factor of a split adapter learns from one rank's part": "tp_sp llama2 adapted",
+        "router's gradient from this rank's part of the experts (torchtitan #2387)": "tp moe",
+        "tokens' gradient from this rank's part of the experts": "tp moe",
+        "the auxiliary loss's gradient times the tensor-parallel ranks (Megatron #7452)": "tp moe",
+        "routing weights without a gradient (torchtitan #1805)": "single moe reference",
+        "auxiliary loss without its gradient (Automodel #1408)": "single moe reference",
+        "exchanged rows without a gradient": "ep moe",
+        "the gradient of a module's second use is lost (DeepSpeed #8224)": "ddp xsum",
+        "the gradient of one of two uses is added twice (torchtitan #3174)": "ddp xsum",
+        "log_softmax of split logits with the identity's gradient (pytorch #190746)": "tp_loss llama2 smoothed",
+    },
+    "expert load": {
         "load of padding, too": "pp moe",
         "load of the last micro-batch alone": "ddp moe accumulated",
     },
-    "balancing of experts": {
+    "buffers": {
         "bias by this rank's load": "ddp moe",
-        "bias of the first layer alone (torchtitan #1593)": "single moe reference",
-        "bias moves towards the experts with most tokens": "single moe reference",
-    },
-    "experts' rows": {
-        "rows return to other tokens": "single moe reference",
-        "rows stay sorted by the rank that sent them": "ep moe",
-    },
-    "exchange of experts' rows in the backward pass": {
-        "exchanged rows without a gradient": "ep moe",
-    },
-    "micro-batches summed instead of averaged": {
-        "a pipeline sums its micro-batches (pytorch #144352)": "pp mnist",
-    },
-    "uses of a parameter": {
-        "the gradient of a module's second use is lost (DeepSpeed #8224)": "ddp xsum",
-        "the gradient of one of two uses is added twice (torchtitan #3174)": "ddp xsum",
-    },
-    "not reduced over an axis": {
-        "the last micro-batch is not reduced (DeepSpeed #7985)": "ddp llama2 accumulated",
-    },
-    "loss scale": {
-        "gradients divided by a loss scale that the loss was not multiplied with (DeepSpeed #7837)": "single llama2",
-    },
-    "the loss's backward pass": {
-        "log_softmax of split logits with the identity's gradient (pytorch #190746)": "tp_loss llama2 smoothed",
     },
 }
-"""Cause: the faults that it must explain, and the case of each."""
-DIAGNOSES = {name: Diagnosis(case, cause) for cause, faults in CAUSES.items() for name, case in faults.items()}
+"""Stage in which the first difference is, of faults that no formula explains: a place is said, and no cause."""
+DIAGNOSES = {name: Diagnosis(case, cause, "") for cause, faults in CAUSES.items() for name, case in faults.items()}
+DIAGNOSES |= {name: Diagnosis(case, "", stage) for stage, faults in PLACES.items() for name, case in faults.items()}
 
 DROPOUT = "captures are without dropout"
 UNNAMED = {

@@ -1,6 +1,5 @@
 """The diagnosis of a fault: the first steps with it, compared with those of the code without it."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 
 def use(copy):
     """Import from a copy of the project, in a fork that has imported nothing of it."""
-    folders = "scripts", "tests", "tests/parity", "tests/traindiff", "benchmarks"
+    folders = "scripts", "tests", "tests/parity", "benchmarks"
     sys.path[:0] = [f"{copy}/{folder}" for folder in folders]
 
 
@@ -66,20 +65,9 @@ def diagnose(text, place, scratch):
         data, weights = place / "data" / run.workload, scratch / "initial.safetensors"
         server.work_off([job(run, data, weights, scratch / "actual", capture=True)], scratch, run.world_size)
     found = compare(Pair(*map(Capture, (scratch / "actual", folder / "single", folder / "twin"))))
-    facts = {name: sorted(values) for name, values in found.evidence.facts.items()}
     causes = [cause.cause for cause in found.causes]
     first = [found.first.step, found.first.kind] if found.first else None
-    return {"sentence": found.sentence, "causes": causes, "first": first, "facts": facts, "page": markdown(found, text)}
-
-
-def of_trainers(copy, folder):
-    """How the pages of faults in plain PyTorch are: of those that causes were written for, and of the others."""
-    program = "import sys, pathlib, json, diagnosing as d; d.use(sys.argv[1]); "
-    program += "import small_training as s; "
-    program += "print(json.dumps([s.judged(pathlib.Path(sys.argv[2]), each) for each in (s.MISSED, s.HELD_BACK)]))"
-    call = [sys.executable, "-c", program, copy, folder]
-    done = subprocess.run(call, cwd=Path(__file__).parent, check=True, text=True, stdout=subprocess.PIPE)
-    return json.loads(done.stdout)
+    return {"sentence": found.sentence, "causes": causes, "first": first, "page": markdown(found, text)}
 
 
 def _folder(place, text):

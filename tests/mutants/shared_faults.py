@@ -48,8 +48,8 @@ FAULTS = [
     Fault(
         "language models predict the token that they see",
         f"{TASKS}/language_modelling.py",
-        '"targets": tokens[:, 1:]}',
-        '"targets": tokens[:, :-1]}',
+        '"targets": tokens[:, 1:].contiguous()}',
+        '"targets": tokens[:, :-1].contiguous()}',
         reference("llama2"),
     ),
     Fault(

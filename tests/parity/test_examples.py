@@ -11,6 +11,7 @@ from group import steps
 from safetensors.torch import load_file
 
 from helpers.common import ROOT, save_initial, tiny_run
+from shardlab.cli import check_script
 from shardlab.train import loop
 
 # Relative differences per step, and of the final weights; without float64 as in group.py.
@@ -93,6 +94,45 @@ def test_torchrun_starts_an_example(tiny_data, tmp_path):
     torchrun = [Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node", "2", "--"]
     subprocess.run([*torchrun, "examples/ddp.py", *case.arguments], cwd=ROOT, check=True)
     case.compare()
+
+
+SCRIPT = """
+import os, runpy, sys
+sys.path.insert(0, {examples!r})
+import common
+{change}
+runpy.run_path({examples!r} + "/ddp.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "broken"),
+    [
+        ("", {}),
+        ("common.order_of_epoch = lambda *args: common.np.arange(args[2])", {"its losses": "the loss of step 0 is "}),
+        (
+            "if os.environ['RANK'] == '1': sys.exit(print('on purpose') or 7)",
+            {
+                "it ends with": "rank 1 ended with status 7: on purpose",
+                "metrics.jsonl has": "has no line, but this training has 2 steps",
+                "its losses": "there are no losses to compare",
+                "model.safetensors has": "without ",
+            },
+        ),
+    ],
+)
+def test_check_script_says_which_rules_a_script_keeps(change, broken, tiny_data, tmp_path):
+    run = tiny_run("mlp", dtype="float64", max_steps=2)
+    save_initial(run, tmp_path / "initial.safetensors")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(examples=str(ROOT / "examples"), change=change))
+    found = dict(check_script.check(run, script, tiny_data / "mlp", tmp_path / "initial.safetensors", tmp_path, 2))
+    wrong = {rule: says for rule, says in found.items() if says}
+    assert len(found) == 4
+    assert len(wrong) == len(broken)
+    for (rule, says), (start, words) in zip(wrong.items(), broken.items(), strict=True):
+        assert rule.startswith(start)
+        assert words in says
 
 
 def test_every_example_has_a_case():

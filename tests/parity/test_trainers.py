@@ -83,18 +83,23 @@ def test_equal(name, workload, tiny_data, tmp_path):
 @pytest.mark.parametrize(
     ("name", "recipe", "place", "cause"),
     [
-        ("hf_trainer", {}, "step 0, optimizer state", "clipping"),
-        ("hf_trainer", {"max_grad_norm": 100}, "step 0, update", "weight decay"),
-        ("hf_trainer", {"max_grad_norm": 100} | NO_DECAY, "step 1, update", "learning-rate schedule"),
-        ("lightning_ddp", {}, "step 0, gradient", "samples of a step"),
-        ("titan_loop", {"max_grad_norm": 100}, "step 0, optimizer state", "optimizer settings"),
+        ("hf_trainer", {}, "step 0, optimizer state", "clip: to a norm of 1"),
+        ("hf_trainer", {"max_grad_norm": 100}, "step 0, update", "decay: "),
+        ("hf_trainer", {"max_grad_norm": 100} | NO_DECAY, "step 1, update", "rate: "),
+        ("lightning_ddp", {}, "step 0, samples", "other samples: "),
+        (
+            "titan_loop",
+            {"max_grad_norm": 100},
+            "step 0, optimizer state",
+            "coefficients of moments: exp_avg_sq: 0.95, not 0.999",
+        ),
     ],
 )
 def test_unequal(name, recipe, place, cause, tiny_data, tmp_path, capsys):
     case = trained(name, "llama2", tmp_path, tiny_data, global_batch_size=6, **recipe)
     found = first_difference(case, capsys)
-    assert found.startswith(f"First difference: {place} ")
-    assert found.endswith(f"; usual cause: {cause}.")
+    assert found.startswith(f"First difference: {place}")
+    assert f"; cause: {cause}" in found
 
 
 def lines(folder):

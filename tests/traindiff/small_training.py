@@ -1,4 +1,4 @@
-"""A small training in plain PyTorch that writes dumps, and faults of real trainers put into it.
+"""A small training in plain PyTorch that writes dumps without traindiff's help, and faults of real trainers in it.
 
 A language model of one block reads 8 padded sequences per step, as two ranks would in two micro-batches each:
 [0, 1] and [2, 3] on the first, [4, 5] and [6, 7] on the second. A fault overrides methods of `Training`.
@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from traindiff import command_line
-from traindiff.capture_files import InputError
 from traindiff.diagnosis import diagnose
 
 VOCABULARY, LENGTH, DIM, SAMPLES, STEPS = 24, 10, 16, 8, 3
@@ -25,18 +24,16 @@ IGNORE = -100
 class Model(nn.Module):
     """Embeddings, attention, a gated layer, norms, a head."""
 
-    def __init__(self, tied=False, dropout=0.0, causal=True):
+    def __init__(self, causal):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCABULARY, DIM), nn.Embedding(LENGTH, DIM)
         self.norm, self.attention = nn.LayerNorm(DIM), nn.Linear(DIM, 3 * DIM)
         self.up, self.down = nn.Linear(DIM, 2 * DIM), nn.Linear(2 * DIM, DIM)
         self.last, self.head = nn.LayerNorm(DIM), nn.Linear(DIM, VOCABULARY, bias=False)
-        self.dropout, self.causal = dropout, causal
-        if tied:
-            self.head.weight = self.tokens.weight
+        self.causal = causal
 
     def forward(self, x):
-        h = F.dropout(self.tokens(x) + self.positions.weight, self.dropout)
+        h = self.tokens(x) + self.positions.weight
         query, key, value = self.attention(self.norm(h)).chunk(3, -1)
         h = h + F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         h = h + self.down(F.gelu(self.up(h)))
@@ -46,30 +43,21 @@ class Model(nn.Module):
 class Training:
     """Everything right."""
 
-    tied = dropout = False
     causal = True
     max_norm, rate, decay = 0.5, 1e-2, 0.1
 
     def __init__(self, dtype=torch.float64):
         torch.manual_seed(0)
-        own = Model(self.tied, causal=self.causal)
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            first = Model(tied=False).state_dict()
-        if self.tied or self.like_tied:
-            first["head.weight"] = first["tokens.weight"]
-        own.load_state_dict(first)
-        own.dropout = self.dropout
-        self.model = own.to(dtype)
+        self.model = Model(self.causal).to(dtype)
         draw = torch.Generator().manual_seed(2)
         self.x = torch.randint(1, VOCABULARY, (len(LENGTHS), LENGTH), generator=draw)
         real = torch.arange(LENGTH) < torch.tensor(LENGTHS)[:, None]
         self.x = self.x * real
         self.labels = torch.where(real, self.x, IGNORE)
         self.optimizer = self.optimizer_of([*self.model.parameters()])
-        self.note = {}
 
-    like_tied = False
+    layout = 1, 1
+    """Numbers of ranks and of micro-batches in which the training says that it reads."""
 
     def optimizer_of(self, values):
         groups = [
@@ -107,14 +95,8 @@ class Training:
         """Compute the gradient of a step."""
         self.backward(self.rows(step), self.count(self.rows(step)))
 
-    def learning_rate(self, step):
-        return self.rate
-
     def clip(self):
         nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
-
-    def update(self, step):
-        self.optimizer.step()
 
     def gradients(self):
         return {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
@@ -135,7 +117,7 @@ class Training:
         counts = [self.count([row]) for row in rows]
         return together, {"ids": json.dumps(rows), "targets": json.dumps(counts)}
 
-    def run(self, folder, with_samples=False, with_clipped=True, notes=True):
+    def run(self, folder, with_samples=False):
         """Take the steps and write a dump; returns its folder."""
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -147,18 +129,17 @@ class Training:
             if with_samples:
                 save(f"samples-{step}", *self.samples(step))
             self.optimizer.zero_grad()
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.learning_rate(step)
             self.gradient(step)
             save(f"gradients-{step}", self.gradients())
             self.clip()
-            if with_clipped:
-                save(f"clipped-{step}", self.gradients())
-            self.update(step)
+            save(f"clipped-{step}", self.gradients())
+            self.optimizer.step()
             save(f"weights-{step}", self.weights())
-            if notes:
-                shown = {"learning_rate": self.learning_rate(step), **self.note}
-                (folder / f"step-{step}.json").write_text(json.dumps(shown))
+            ranks, micro_batches = self.layout
+            blocks = self.blocks(step, ranks, micro_batches)
+            ids = [blocks[rank * micro_batches :][:micro_batches] for rank in range(ranks)]
+            shown = {"learning_rate": self.rate, "max_grad_norm": self.max_norm, "ids": ids}
+            (folder / f"step-{step}.json").write_text(json.dumps(shown))
         return folder
 
 
@@ -169,7 +150,7 @@ def _means(divisor, ranks=2, micro_batches=2):
         for rows in self.blocks(step, ranks, micro_batches):
             self.backward(rows, divisor * self.count(rows))
 
-    return {"gradient": gradient}
+    return {"gradient": gradient, "layout": (ranks, micro_batches)}
 
 
 def _weighted(weights, renormalized=False):
@@ -177,11 +158,8 @@ def _weighted(weights, renormalized=False):
 
     def gradient(self, step):
         rows = self.rows(step)
-        n = (
-            sum(w * self.count([row]) for w, row in zip(weights, rows, strict=True))
-            if renormalized
-            else self.count(rows)
-        )
+        counts = [self.count([row]) for row in rows]
+        n = sum(w * count for w, count in zip(weights if renormalized else [1] * SAMPLES, counts, strict=True))
         for weight, row in zip(weights, rows, strict=True):
             if weight:
                 self.backward([row], n / weight)
@@ -189,52 +167,9 @@ def _weighted(weights, renormalized=False):
     return {"gradient": gradient}
 
 
-def _of_rows(rows):
-    return {"rows": lambda self, step: rows(step)}
-
-
 def _order(seed):
     order = torch.randperm(len(LENGTHS), generator=torch.Generator().manual_seed(seed)).tolist()
-    return _of_rows(lambda step: order[SAMPLES * step : SAMPLES * (step + 1)])
-
-
-def _shifted_twice(self, row):
-    return F.pad(self.labels[row][2:], (0, 2), value=IGNORE)
-
-
-def _padding_counts(self, row):
-    return F.pad(self.x[row][1:], (0, 1), value=IGNORE)
-
-
-BLOCKS = "blocks of samples count differently"
-COUNTED, LOST = ("ranks count differently", BLOCKS), ("not reduced", BLOCKS)
-MICRO = ("micro-batches count differently", "ranks count differently", BLOCKS)
-UNDIVIDED = ("micro-batches summed instead of averaged", BLOCKS)
-OTHER = ("samples of a step", "targets or forward pass")
-MISSED = {
-    "mean of the ranks' means": (_means(2, 2, 1), COUNTED, 1),
-    "micro-batches not divided": (_means(1, 1, 4), UNDIVIDED, 0),
-    "micro-batches not divided, by an argument": (_means(1, 1, 4), UNDIVIDED, 0),
-    "times the ranks": (_means(1, 2, 1), ("summed instead of averaged", "loss or reduction scaled"), 0),
-    "mean of the micro-batches' means": (_means(4, 1, 4), MICRO, 0),
-    "another sampler": (_order(1), OTHER, 0),
-    "another order": (_order(2), OTHER, 0),
-    "an order of other samples": (
-        _of_rows(lambda step: list(range(SAMPLES * (2 - step), SAMPLES * (3 - step)))),
-        OTHER,
-        0,
-    ),
-    "labels shifted twice": ({"targets_of": _shifted_twice}, OTHER, 0),
-    "labels not shifted": ({"targets_of": lambda self, row: self.labels[row]}, OTHER, 0),
-    "padding as targets": ({"targets_of": _padding_counts}, OTHER, 0),
-    "ranks' micro-batches not divided": (_means(2), UNDIVIDED, 0),
-    "never synchronized": (_weighted([2] * 4 + [0] * 4), LOST, 0),
-    "the same data on all ranks": (_weighted([2] * 4 + [0] * 4), LOST, 0),
-    "cleared between micro-batches": (_weighted([0, 0, 1, 1] * 2), ("micro-batches lost",), 0),
-    "the last sample dropped": (_weighted([1] * 7 + [0]), ("samples count differently",), 0),
-    "a sample doubled": (_weighted([2] + [1] * 7), ("samples count differently",), 0),
-}
-"""Faults of real trainers: what they override, the causes that are right, and the first step that differs."""
+    return {"rows": lambda self, step: order[SAMPLES * step : SAMPLES * (step + 1)]}
 
 
 def _own_mean(self, step):
@@ -247,10 +182,6 @@ def _hooked(self, step):
     self.model.down.weight.grad *= 2
 
 
-def _clip_value(self):
-    nn.utils.clip_grad_value_(self.model.parameters(), 0.01)
-
-
 def _clip_local(self, step):
     n, parts = self.count(self.rows(step)), []
     for rows in self.blocks(step, 2, 1):
@@ -260,45 +191,6 @@ def _clip_local(self, step):
         parts.append(self.gradients())
     for name, p in self.model.named_parameters():
         p.grad = (parts[0][name] + parts[1][name]) / 2
-
-
-class _NoBiasCorrection(torch.optim.Optimizer):
-    def __init__(self, groups, lr):
-        super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p] or {"m": torch.zeros_like(p), "v": torch.zeros_like(p)}
-                self.state[p] = state
-                state["m"].mul_(0.9).add_(p.grad, alpha=0.1)
-                state["v"].mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.sub_(group["lr"] * state["m"] / (state["v"].sqrt() + 1e-8))
-
-
-def _groups(kind):
-    def optimizer_of(self, values):
-        return kind(Training.optimizer_of(self, values).param_groups, lr=self.rate)
-
-    return optimizer_of
-
-
-def _l2(self, values):
-    groups = [
-        {key: group[key] for key in ("params", "weight_decay")}
-        for group in Training.optimizer_of(self, values).param_groups
-    ]
-    return torch.optim.Adam(groups, lr=self.rate)
-
-
-def _no_padding_row(self, step):
-    """The reference's embedding has a padding row without gradient."""
-    Training.gradient(self, step)
-    self.model.tokens.weight.grad[0] += self.model.tokens.weight.grad[1:].mean(0)
 
 
 def _in_bf16(self, step):
@@ -321,16 +213,6 @@ def _step_per_micro(self, step):
         self.backward(rows, n)
 
 
-def _next_batch(step):
-    rows = list(range(SAMPLES * step, SAMPLES * (step + 1)))
-    return rows[:4] + [(row + SAMPLES) % len(LENGTHS) for row in rows[4:]]
-
-
-def _z_loss(self, logits, targets):
-    z = 1e-2 * logits.logsumexp(-1).square()[targets != IGNORE].sum()
-    return Training.criterion(self, logits, targets) + z
-
-
 def _norm_of_a_part(self):
     own = [p.grad for name, p in self.model.named_parameters() if name != "tokens.weight"]
     norm = torch.cat([each.flatten() for each in own]).norm()
@@ -342,59 +224,55 @@ def _smoothed(self, logits, targets):
     return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum", label_smoothing=0.1)
 
 
-HELD_BACK = {
-    "mean of each sample's mean": ({"gradient": _own_mean}, ("samples count differently",)),
-    "a hook doubles one layer's gradient": ({"gradient": _hooked}, ("some gradients scaled",)),
-    "the rate of the next step": (
-        {"learning_rate": lambda self, step: self.rate * (step + 2) / 4},
-        ("learning rate or its schedule", "learning-rate schedule"),
+FAULTS = {
+    "mean of the ranks' means": (_means(2, 2, 1), "means of blocks: the mean of the ranks' means, not of all targets"),
+    "micro-batches not divided": (_means(1, 1, 4), "means of blocks: all of 4 micro-batches' means are added"),
+    "times the ranks": (_means(1, 2, 1), "a factor of 2, the number of ranks along dp or the number of ranks"),
+    "another order": (
+        _order(2),
+        "other samples: not read: 1, 2, 3, 5; read twice, or in place of them: 19, 12, 22, 11",
     ),
-    "clipped by value": ({"clip": _clip_value}, ("clipping",)),
-    "each rank clips before the average": ({"gradient": _clip_local}, ("ranks count differently",)),
-    "dropout": ({"dropout": 0.1}, ("targets or forward pass",)),
-    "no causal mask": ({"causal": False}, ("targets or forward pass",)),
-    "Adam without bias correction": (
-        {"optimizer_of": _groups(_NoBiasCorrection)},
-        ("optimizer settings", "learning rate or its schedule"),
+    "an order of other samples": (
+        {"rows": lambda self, step: Training.rows(self, 2 - step)},
+        "other samples: those of step 2",
     ),
-    "decay in the gradient": ({"optimizer_of": _l2}, ("weight decay", "optimizer settings")),
-    "a padding row is trained": ({"gradient": _no_padding_row}, ()),
-    "the last micro-batch lost": (_weighted([1] * 6 + [0] * 2), ("micro-batches lost", "samples count differently")),
-    "a sampler fills up with the first sample": (_weighted([2] + [1] * 6 + [0], True), ("samples count differently",)),
-    "label smoothing": ({"criterion": _smoothed}, ("targets or forward pass",)),
-    "an auxiliary loss": ({"criterion": _z_loss}, ("targets or forward pass",)),
-    "reduced in bf16": ({"gradient": _in_bf16}, ("low precision",)),
-    "untied": ({"like_tied": True}, ()),
-    "a step per micro-batch": ({"gradient": _step_per_micro}, ("update between micro-batches",)),
-    "divided by all positions": (
-        {"gradient": lambda self, step: self.backward(self.rows(step), SAMPLES * LENGTH)},
-        ("loss or reduction scaled",),
+    "labels not shifted": ({"targets_of": lambda self, row: self.labels[row]}, None),
+    "only one rank counts": (_weighted([2] * 4 + [0] * 4), "not reduced: only rank 0 of 2 counts, 2 times"),
+    "cleared between micro-batches": (
+        _weighted([0, 0, 1, 1] * 2),
+        "lost blocks: of 2 micro-batches only 1 counts, 1 times",
     ),
-    "the next step's samples on one rank": (_of_rows(_next_batch), ("samples of a step",)),
-    "norm of a part": ({"clip": _norm_of_a_part}, ("clipping",)),
+    "the last sample dropped": (_weighted([1] * 7 + [0]), "dropped or repeated samples: 0 times 7 (the step's last)"),
+    "a sampler fills up with the first sample": (
+        _weighted([2] + [1] * 6 + [0], True),
+        "dropped or repeated samples: 0 times 7 (the step's last); 2 times 0 (the step's first); the others 0.883721 "
+        "times",
+    ),
+    "mean of each sample's mean": (
+        {"gradient": _own_mean},
+        "means of blocks: the mean of the samples' means, not of all targets",
+    ),
+    "a hook doubles one layer's gradient": ({"gradient": _hooked}, "a factor of 2, the number of ranks along dp or"),
+    "clipped by value": (
+        {"clip": lambda self: nn.utils.clip_grad_value_(self.model.parameters(), 0.01)},
+        "clip by value: at 0.01",
+    ),
+    "each rank clips before the average": (
+        {"gradient": _clip_local, "layout": (2, 1)},
+        "clip of each block: to a norm of 0.5 of each rank before the reduction",
+    ),
+    "no causal mask": ({"causal": False}, None),
+    "reduced in bf16": ({"gradient": _in_bf16}, "cast: this training's are rounded to bfloat16"),
+    "label smoothing": ({"criterion": _smoothed}, None),
+    "a step per micro-batch": ({"gradient": _step_per_micro}, None),
+    "norm of a part": ({"clip": _norm_of_a_part}, "norm of some: all parameters but tokens.weight"),
 }
-"""Faults for which no cause was written: what they override, and the causes that would be right."""
-REFERENCES = {
-    "untied": {"tied": True},
-    "the rate of the next step": {"learning_rate": lambda self, step: self.rate * (step + 1) / 4},
-}
-"""What the reference of a fault has."""
+"""What a fault overrides, and the cause that a page names: none where it is only a place."""
 
 
 def training(methods, **options):
     """A training in which these methods are others."""
     return type("Other", (Training,), methods)(**options)
-
-
-STRUCTURES = {"mean of the ranks' means": (2, 1), "times the ranks": (2, 1)}
-STRUCTURES |= {name: (1, 4) for name in MISSED if name.startswith(("micro-batches not", "mean of the micro"))}
-"""Numbers of ranks and of micro-batches, where they are not 2 and 2."""
-
-
-def structure(name):
-    """The options that tell the numbers of ranks and micro-batches of a fault."""
-    ranks, micro_batches = STRUCTURES.get(name, (2, 2))
-    return ["--ranks", f"dp={ranks}", "--ranks", f"micro-batches={micro_batches}"]
 
 
 def compared(other, reference, *options):
@@ -405,25 +283,12 @@ def compared(other, reference, *options):
     return diagnose(command_line.pair(args))
 
 
-def of_fault(folder, name, *options, dtype=torch.float64):
+def of_fault(folder, name, dtype=torch.float64):
     """The diagnosis of a fault; both dumps stay in the folder."""
-    reference = folder / f"reference {name if name in REFERENCES else ''} {dtype}"
+    reference, other = (folder / f"{each} {dtype}" for each in ("reference", name))
     if not reference.exists():
-        training(REFERENCES.get(name, {}), dtype=dtype).run(reference, with_samples=True)
-    other = folder / f"{name} {dtype}"
-    if not other.exists():
-        training((MISSED | HELD_BACK)[name][0], dtype=dtype).run(other)
-    return compared(other, reference, *options)
-
-
-def judged(folder, faults):
-    """How the pages of faults are: {"right": [names], "no known pattern": [names], "wrong": [names]}."""
-    found = {"right": [], "no known pattern": [], "wrong": []}
-    for name in faults:
-        try:
-            causes = [cause.cause for cause in of_fault(folder, name, *structure(name)).causes[:1]]
-        except InputError:  # dumps of other parameters
-            causes = []
-        right = bool({*causes} & {*faults[name][1]})
-        found["right" if right else "wrong" if causes else "no known pattern"].append(name)
-    return found
+        training({}, dtype=dtype).run(reference, with_samples=True)
+    methods = {"layout": (2, 2)} | FAULTS[name][0]
+    training(methods, dtype=dtype).run(other)
+    ranks, micro_batches = methods["layout"]
+    return compared(other, reference, "--ranks", f"dp={ranks}", "--ranks", f"micro-batches={micro_batches}")

@@ -50,14 +50,17 @@ def compared(folder, monkeypatch, capsys, *words):
     return command_line.main([*words]), capsys.readouterr().out
 
 
+def shown(document):
+    """The lines of the page in a document, without what rounding leaves, which differs between machines."""
+    text = re.search(r"```markdown\n(.*?)```", document.read_text(), re.DOTALL)[1]
+    return [line for line in text.splitlines() if line and "leaves 1e-07" not in line]
+
+
 def test_the_page_of_the_readme_is_what_its_example_prints(blocks, monkeypatch, capsys):
     status, page = compared(blocks, monkeypatch, capsys, "dumps/two", "dumps/one")
     assert status == 1
-    shown = re.search(r"```markdown\n(.*?)```", README.read_text(), re.DOTALL)[1]
-    # How much rounding leaves differs between machines.
-    sentences = [line for line in shown.splitlines() if line and "at most 1e-07" not in line]
-    assert len(sentences) == 10
-    assert {*sentences} <= {*page.splitlines()}
+    assert len(shown(README)) == 12
+    assert {*shown(README)} <= {*page.splitlines()}
 
 
 def test_fsdp2_on_one_rank_equals_the_plain_loop(blocks, monkeypatch, capsys):
@@ -69,3 +72,24 @@ def test_the_reference_writes_gradients_of_single_samples(blocks):
     samples = load_file(blocks / "dumps/samples/samples-0.safetensors")
     for name, value in load_file(blocks / "dumps/samples/gradients-0.safetensors").items():
         torch.testing.assert_close(samples[name].sum(0), value.flatten())
+
+
+@pytest.mark.long
+def test_the_readme_works_in_an_empty_environment(tmp_path):
+    """PyTorch is the one without CUDA in either case: the first line only names where it is."""
+    text = README.read_text()
+    commands = [line for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    pytorch = f"pip install torch=={torch.__version__.partition('+')[0]}"
+    commands[0] = re.sub(r"pip install torch --index-url \S+", pytorch, commands[0])
+    commands[1] = commands[1].replace("./scripts", f"{ROOT}/scripts")
+    (tmp_path / "train.py").write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1])
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment["PATH"] = f"{tmp_path}/venv/bin:{environment['PATH']}"
+    for command in commands[:-1]:
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, check=True)
+    done = subprocess.run(
+        ["bash", "-c", commands[-1]], cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE
+    )
+    assert done.returncode == 1
+    assert {*shown(README)} <= {*done.stdout.splitlines()}

@@ -10,7 +10,7 @@ from helpers import course
 from helpers.common import ROOT
 from shardlab.course import exercises, lessons, planting
 from shardlab.errors import UserError
-from traindiff.evidence import causes
+from traindiff.formulas import CHECKS
 
 TEXT = (ROOT / "docs/course.md").read_text()
 RUNS = {
@@ -153,7 +153,7 @@ def test_each_fault_can_be_planted_and_repaired(tmp_path):
         fault = planting.fault(number)
         row = f"| {number} | {', '.join(f'`{name}`' for name in shown.strategies)} | {shown.cause} | `{fault.file}` |"
         assert row in TEXT
-        assert shown.cause in {cause.cause for cause in causes()}
+        assert shown.cause in CHECKS
     before = (ROOT / planting.fault(2).file).read_text()
     planting.plant(2, folder)
     assert not planting.repaired(folder)

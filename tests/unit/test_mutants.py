@@ -11,7 +11,8 @@ from judge import Failure
 from sources import PUBLISHED
 
 from helpers.common import ROOT
-from traindiff.evidence import causes
+from traindiff.comparison import STAGES as OF_STEPS
+from traindiff.formulas import CHECKS
 
 HERE = str(ROOT / "tests/unit/test_mutants.py")
 CRASHED = """a training failed:
@@ -55,7 +56,8 @@ def test_diagnoses_are_of_faults_and_name_causes_of_the_table():
     names = {fault.name for fault in FAULTS}
     assert {*DIAGNOSES} | {*UNNAMED} <= names
     assert not {*DIAGNOSES} & {*UNNAMED}
-    assert {each.cause for each in DIAGNOSES.values()} <= {cause.cause for cause in causes()}
+    assert {each.cause for each in DIAGNOSES.values() if each.cause} <= {*CHECKS}
+    assert {each.stage for each in DIAGNOSES.values() if not each.cause} <= {*OF_STEPS, "evaluation"}
 
 
 def test_published_faults_are_reproduced_or_have_a_note():

@@ -67,6 +67,8 @@ def test_what_is_not_equal_has_a_page_of_its_diagnosis():
     sentence = "To see where and why, repeat the call with the target results/diagnosis/fsdp/mlp.md (or another run's)."
     assert diagnosis(found) == sentence
     assert diagnosis(table(single=2.0, ddp=2.0)) == ""
+    found["diagnosable"] = found.strategy != "fsdp"
+    assert [*pages(found)] == ["tp x mlp"], "a script without dumps"
     assert [*pages(table(single=2.0, ddp=2.004, fsdp=2.0, noise_floor=1e-3))] == ["ddp x mlp"], "also what is rounding"
 
 

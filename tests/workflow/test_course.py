@@ -81,7 +81,7 @@ def test_the_course_can_be_worked_through(tree, blocks, do):
             blocks[6] = [planting_block, diagnosing]
             do(number, answers)
             page = (tree.path / "exercise/results/diagnosis/ddp/mlp.md").read_text()
-            assert f"usual cause: {RIGHT[6]['cause']}.**" in page
+            assert f"; cause: {RIGHT[6]['cause']}: " in page
             assert said(tree, number, answers).keys() == {"repaired"}
             shutil.copy(ROOT / planting.fault(1).file, tree.path / "exercise" / planting.fault(1).file)
             blocks[6] = [checking]

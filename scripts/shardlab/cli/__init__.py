@@ -10,6 +10,7 @@ VERBS = {
         "resolve": "print or write the settings of one run",
         "pack": "run a call of snakemake inside one allocation of whole nodes",
         "check-model": "prove strategies on a transformers model, tiny",
+        "check-script": "run a script for a few steps: what it keeps of its contract",
         "plan": "predict memory, traffic and time of runs, without training",
     },
     "During and after it": {
@@ -32,7 +33,7 @@ VERBS = {
         "init": "draw a workload's initial weights",
         "train": "train one run (one rank)",
         "train_script": "train one run with a script (one rank)",
-        "check_script": "check what a script left, and report it",
+        "accept_script": "check what a script left, and report it",
         "evaluate": "compute the test loss of weights",
         "noise_floor": "train twins of single: the noise of rounding",
         "compare": "compare a run's final weights with those of single",

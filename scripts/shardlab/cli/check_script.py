@@ -1,21 +1,155 @@
-"""Check what a script left, and write train.json; `shardlab launch` starts it
-once all ranks of the script have ended.
+"""Run a script for its first steps, and say which rules of docs/scripts.md
+it keeps.
+
+It is started as a strategy's script is, on two ranks of this machine, with the
+settings, data and initial weights of `single`; `single` takes the same steps,
+and their losses and weights are compared. Prints a line per rule; status 1 if
+one is not kept.
 """
 
-from shardlab.data import store
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from shardlab.errors import UserError
+from shardlab.files import write_json
+from shardlab.records import metrics
+from shardlab.records.script_lines import DUMPS, Line, Lines, has_dumps
 from shardlab.runs import script_place
-from shardlab.runs.images import origin_of
-from shardlab.settings.types import read_run
+from shardlab.settings import load, resolve
+from shardlab.settings.precisions import PRECISIONS
+from shardlab.settings.types import Run, sealed
+
+SECONDS = 600
+"""After which ranks are taken to wait for one another for ever."""
+POLL = 0.05
+"""Seconds between two looks at the ranks."""
+TAIL = 3
+"""Last lines of a rank's output that are shown if it fails."""
 
 
-def main() -> None:
-    """Check and write."""
-    args = script_place.arguments(__doc__)
-    from shardlab.runtime import distributed  # imports take seconds
-    from shardlab.train import script_report
+def main() -> int:
+    """Run the script and `single`, print what is kept; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("script", type=Path, help="the program that trains")
+    parser.add_argument("--workload", required=True, help="a file in config/workloads")
+    load.add_config_argument(parser)
+    parser.add_argument("--ranks", type=int, default=2, help="ranks of this machine (default: 2)")
+    parser.add_argument("--steps", type=int, default=3, help="steps (default: 3)")
+    args = parser.parse_args()
+    run = resolve.run(args.config, "single", args.workload)
+    data = Path("data/prepared") / run.data.name
+    weights = Path("results/init") / f"{resolve.weights_of(args.workload)}.safetensors"
+    if not args.script.is_file():
+        raise UserError(f"{args.script} does not exist; name the script from the project's root.")
+    for path in (data / "train.safetensors", weights):
+        if not path.exists():
+            raise UserError(
+                f"{path} does not exist; make it with: snakemake --profile workflow/profiles/local -- "
+                f"results/single/{args.workload}.done"
+            )
+    run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"max_steps": args.steps})})
+    with tempfile.TemporaryDirectory() as place:
+        kept = True
+        for rule, broken in check(run, args.script, data, weights, Path(place), args.ranks):
+            print(f"{'kept' if broken is None else 'BROKEN'}: {rule}" + (f": {broken}" if broken else ""), flush=True)
+            kept &= broken is None
+    return int(not kept)
 
-    run = read_run(args.settings)
-    distributed.start(run.site)
-    origin = origin_of(args.commit, args.image)
-    fingerprint = store.fingerprint_of(args.data)
-    script_report.accept(run, args.data, args.weights, args.output, fingerprint, origin)
+
+def check(
+    run: Run, script: Path, data: Path, weights: Path, place: Path, ranks: int
+) -> Iterator[tuple[str, str | None]]:
+    """Yield each rule of the contract that can be checked, and what is wrong with it; None: it is kept."""
+    from shardlab.train import loop, script_report  # imports take seconds
+
+    output, single = place / script_place.OUTPUT, place / "single"
+    output.mkdir()
+    single.mkdir()
+    write_json(place / "run.json", sealed(run))
+    options = {"run": place / "run.json", "data": data, "weights": weights, "output": output}
+    failed = _started(
+        script, [word for key, path in options.items() for word in (f"--{key}", str(path.absolute()))], ranks
+    )
+    yield f"it ends with status 0 on {ranks} ranks", failed
+    loop.train(run, data, weights, single, {})
+    usual = [record for record in metrics.read(single / metrics.NAME) if record["kind"] == "train"]
+    lines = Lines(output / metrics.NAME, 0, len(usual))
+    found: list[Line] = []
+    wrong = _sentence(lambda: found.extend(lines.new(ended=True))) or _sentence(lines.finish)
+    yield f"{metrics.NAME} has a line for each of {len(usual)} steps", wrong
+    tolerance = PRECISIONS[run.recipe.dtype].tolerance or 0.0
+    yield "its losses are those of the samples in the common order", _differs(found, usual, tolerance)
+    path = output / script_place.WEIGHTS
+    yield (
+        f"{script_place.WEIGHTS} has the weights of --weights, trained",
+        _sentence(lambda: script_report.check_weights(path, weights, str(script))),
+    )
+    if has_dumps(output / DUMPS):
+        yield f"its first steps are dumped into OUTPUT/{DUMPS} (a diagnosis may follow)", None
+    else:
+        print(f"note: no dumps in OUTPUT/{DUMPS}: a run that is not equal then has no diagnosis (docs/scripts.md)")
+
+
+def _started(script: Path, options: list[str], ranks: int) -> str | None:
+    """Run a script on ranks of this machine as torchrun does; return what failed."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    common = os.environ | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    common |= {"MASTER_PORT": str(port)}
+    words = [sys.executable] * (script.suffix == ".py") + [str(script.absolute()), *options]
+    with tempfile.TemporaryDirectory() as place:
+        logs = [(Path(place) / f"{rank}.log").open("w+") for rank in range(ranks)]
+        every = [
+            subprocess.Popen(
+                words, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=log, stderr=subprocess.STDOUT
+            )
+            for rank, log in enumerate(logs)
+        ]
+        try:
+            end = time.monotonic() + SECONDS
+            while any(process.poll() is None for process in every) and not any(process.poll() for process in every):
+                if time.monotonic() > end:
+                    return f"it did not end within {SECONDS} seconds"
+                time.sleep(POLL)
+            for rank, process in enumerate(every):
+                if process.poll():
+                    logs[rank].seek(0)
+                    last = " / ".join(logs[rank].read().strip().splitlines()[-TAIL:])
+                    return f"rank {rank} ended with status {process.returncode}: {last or 'it printed nothing'}"
+        finally:
+            for process in every:
+                process.kill()
+                process.wait()
+            for log in logs:
+                log.close()
+    return None
+
+
+def _sentence(look: Callable[[], object]) -> str | None:
+    """Return the sentence of a check that fails."""
+    try:
+        look()
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _differs(found: list[Line], usual: list[dict[str, float]], tolerance: float) -> str | None:
+    """Return the first step whose loss is not that of `single`."""
+    if not found:
+        return "there are no losses to compare"
+    for line, record in zip(found, usual, strict=False):
+        off = abs(line.loss - record["loss"]) / abs(record["loss"])
+        if not off <= tolerance:
+            return (
+                f"the loss of step {line.step} is {line.loss:.8g}, and single's {record['loss']:.8g}. `loss` is the "
+                "mean over all targets of the step, on all ranks; the order is that of docs/scripts.md"
+            )
+    return None

@@ -1,5 +1,5 @@
 """Compare the first steps of two trainings that should be equal: where they
-differ first, how, and what usually causes that.
+differ first, and which formula explains that.
 
 With --settings, a capture of a strategy with `single`, which is captured first;
 the status is 0 if the page was written. With --reference, two dumps of any

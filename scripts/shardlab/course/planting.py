@@ -24,12 +24,12 @@ class Planted:
 
 
 FAULTS = (
-    Planted("DDP never synchronizes", ("ddp",), "not reduced over an axis"),
-    Planted("bias of a row layer added by every rank", ("tp",), "bias added by every rank"),
-    Planted("norm for clipping of the local shard alone", ("fsdp", "tp"), "norm of a part"),
-    Planted("clip factor times the square root of the ranks", ("ddp", "fsdp", "tp"), "clipping"),
-    Planted("twice the rate under tensor parallelism", ("tp",), "learning rate not set"),
-    Planted("gradients summed over the ranks, not averaged", ("ddp", "fsdp"), "summed instead of averaged"),
+    Planted("DDP never synchronizes", ("ddp",), "not reduced"),
+    Planted("bias of a row layer added by every rank", ("tp",), "bias"),
+    Planted("norm for clipping of the local shard alone", ("fsdp", "tp"), "norm of some"),
+    Planted("clip factor times the square root of the ranks", ("ddp", "fsdp", "tp"), "clip"),
+    Planted("twice the rate under tensor parallelism", ("tp",), "factor of updates"),
+    Planted("gradients summed over the ranks, not averaged", ("ddp", "fsdp"), "factor"),
 )
 """Faults of parallel strategies alone: what `single` of the same copy also has, no comparison with it finds."""
 COPIED = ("Snakefile", "config", "docs", "envs", "examples", "pyproject.toml", "scripts", "workflow")

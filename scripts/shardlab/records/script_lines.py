@@ -12,6 +12,8 @@ from shardlab.errors import UserError
 EXAMPLE = '{"step": 0, "loss": 2.3}'
 WIDTH = 60
 """Characters of a line that an error shows."""
+DUMPS = "dumps"
+"""Folder next to metrics.jsonl for what a script dumps of its first steps."""
 
 
 class Line(NamedTuple):
@@ -52,6 +54,11 @@ def _number(values: dict[str, Any], key: str, where: str) -> float:
     if not math.isfinite(value):
         raise UserError(f"{where} has the {key} {value}; the training diverged, or its numbers are wrong.")
     return float(value)
+
+
+def has_dumps(folder: Path) -> bool:
+    """Return whether a script dumped its first steps into a folder."""
+    return any(folder.glob("**/*.safetensors"))
 
 
 class Lines:

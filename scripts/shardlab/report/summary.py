@@ -19,6 +19,7 @@ from shardlab.records.reports import (
     TrainReport,
     WeightsReport,
 )
+from shardlab.records.script_lines import DUMPS, has_dumps
 from shardlab.report import verdict
 from shardlab.settings import resolve, run_identity
 from shardlab.settings.config import Config
@@ -58,6 +59,7 @@ COLUMNS = [
     "notes",
     "learned_nothing",
     "equality",
+    "diagnosable",
     "expert_choices",
     "expert_flips",
     "noise_floor_flips",
@@ -157,6 +159,7 @@ def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[st
         "status": "not evaluated",
         "validation_loss": train.validation_loss,
         "learned_nothing": train.learned_nothing,
+        "diagnosable": not run.script or has_dumps(folder / "script" / DUMPS),
         STEPS: train.first_steps,
         **compare_first_steps(run, train.first_steps, single.first_steps),
         "world_size": train.world_size,

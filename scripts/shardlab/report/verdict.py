@@ -223,11 +223,14 @@ def expected(table: pd.DataFrame) -> str:
 
 
 def pages(table: pd.DataFrame) -> dict[str, str]:
-    """Return the runs that are not equal to ``single``, and for each the page of its diagnosis in results/."""
+    """Return the runs that are not equal to ``single``, and for each the page of its diagnosis in results/; of scripts
+    only those that dumped their first steps.
+    """
     done = table[(table.status == "done") & table.equality.isin([UNEQUAL, ROUNDING])]
     return {
         f"{row['strategy']} x {row['workload']}": f"diagnosis/{row['strategy']}/{row['workload']}.md"
         for row in done.to_dict("records")
+        if pd.isna(row["diagnosable"]) or row["diagnosable"]
     }
 
 

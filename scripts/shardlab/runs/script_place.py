@@ -9,9 +9,10 @@ from typing import Any
 
 from shardlab.errors import UserError
 from shardlab.files import read_json, write_json
+from shardlab.records.script_lines import DUMPS, has_dumps
 
-OUTPUT, CHECKPOINTS, DUMPS = "script", "checkpoints", "dumps"
-"""Folder in a run's folder that is the script's own; folders in it that the script may write."""
+OUTPUT, CHECKPOINTS = "script", "checkpoints"
+"""Folder in a run's folder that is the script's own; one in it that the script may write, as ``DUMPS``."""
 WEIGHTS = "model.safetensors"
 MEASURED = ".ranks"
 """Folder in a run's folder with a file per rank that ended."""
@@ -63,7 +64,7 @@ def copy_dumps(folder: Path, target: Path, script: str) -> None:
         UserError: it dumped nothing.
     """
     dumps = folder / OUTPUT / DUMPS
-    if not any(dumps.glob("**/*.safetensors")):
+    if not has_dumps(dumps):
         raise UserError(
             f"{dumps} has no dumps of the first steps; train inside `with dump(model, OUTPUT / '{DUMPS}')` in {script} "
             "(docs/scripts.md), then run the same command again."

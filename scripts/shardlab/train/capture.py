@@ -32,18 +32,22 @@ from shardlab.runtime import distributed
 from shardlab.runtime.batches import Step
 from shardlab.runtime.dtensors import local
 from shardlab.runtime.module_state import Snapshot
-from shardlab.runtime.tasks import MicroBatch
+from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.runtime.weight_average import EMA
 from shardlab.settings.types import Run
 from shardlab.train import evaluation, loop
 from shardlab.train.module_outputs import ModuleOutputs
 from shardlab.train.step import train_step
-from traindiff import capture_files
+from traindiff import capture_files, dump
 
 STEPS = 4
 """Steps of a capture: the first of two epochs, where these are short."""
 KEPT = 200_000
 """Values of a sample's gradient that are kept, of all parameters together: an exact sum of gradients shows in any."""
+
+
+HASHED = 50_000
+"""Rows of the prepared data of which a script's samples are looked for."""
 
 
 def settings(run: Run, dtype: str = "float64") -> Run:
@@ -65,7 +69,7 @@ def capture(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run
     Raises:
         UserError: see ``loop.train``.
     """
-    about = _take_steps(run, data, initial, folder)
+    about = _take_steps(run, data, initial, folder, hashed=divided_like is not None and bool(divided_like.script))
     gc.collect()  # A rank has memory for one model, whose parts and hooks point to each other.
     about["resumed_at"] = _restore(run, data, initial, folder, len(about["steps"]))
     gc.collect()
@@ -94,8 +98,11 @@ def _write_numbers(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value))
 
 
-def _take_steps(run: Run, data: Path, initial: Path, folder: Path) -> dict[str, Any]:
-    """Write what the steps and a validation compute, a checkpoint and the weights; return what capture.json has."""
+def _take_steps(run: Run, data: Path, initial: Path, folder: Path, *, hashed: bool) -> dict[str, Any]:
+    """Write what the steps and a validation compute, a checkpoint and the weights; return what capture.json has.
+
+    ``hashed``: with the hashes by which a script's dump names samples, and the rows of the prepared data that they are.
+    """
     state = loop.set_up(run, data, initial, folder / "run", {}, loop.TrainOptions(restart=True))
     recorder = _Recorder(state, folder)
     recorder.save_weights("initial")
@@ -109,7 +116,18 @@ def _take_steps(run: Run, data: Path, initial: Path, folder: Path) -> dict[str, 
         evaluated |= _tested(lambda: evaluation.evaluate_engine(run, state.engine, state.task, state.world))
     state.checkpointer.close()
     state.log.close()
-    return recorder.about() | {"evaluated": evaluated}
+    hashes = {"hashes": _hashes(state.task)} if hashed else {}
+    return recorder.about() | {"evaluated": evaluated} | hashes
+
+
+def _hashes(task: Task) -> dict[str, int]:
+    """Return the row of the prepared data of each hash of a sample; of the first rows, where these are many."""
+    found: dict[str, int] = {}
+    for row in range(min(task.samples("train"), HASHED)):
+        positional, keywords = task.inputs(task.micro_batch("train", np.array([row])).batch)
+        hashes, _ = dump.hashes([list(positional), keywords])
+        found |= dict.fromkeys(hashes[:1], row)
+    return found
 
 
 def _restore(run: Run, data: Path, initial: Path, folder: Path, step: int) -> int:

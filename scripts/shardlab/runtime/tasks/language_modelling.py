@@ -25,7 +25,7 @@ class Task(tasks.Task):
 
     def batch(self, split: str, indices: Indices) -> Batch:
         tokens = self.to_device(self.arrays(split)["tokens"][indices].astype(np.int64))
-        return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
+        return {"inputs": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
 
     def inputs(self, batch: Batch) -> Inputs:
         return (batch["inputs"],), self.chunks(batch["targets"])

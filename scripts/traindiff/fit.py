@@ -1,0 +1,214 @@
+"""When a formula holds: what it leaves of the difference between two trainings is rounding, on every tensor."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from traindiff.capture_files import InputError
+from traindiff.pair import EPSILONS, FILES, FLOOR, MULTIPLE, Pair, Stage
+
+Read = Callable[[str], Tensor]
+ROUNDING = {"F64": 1e-9, "F32": 1e-4, "F16": 2e-2, "BF16": 2e-2}
+"""Part of a tensor's norm that a formula may leave: rounding of its dtype, through the layers of a model."""
+PART = {"F64": 1e-3, "F32": 2e-2, "F16": 1e-1, "BF16": 1e-1}
+"""Part of the difference from the reference that it may leave, over all tensors: a formula explains the difference."""
+NEAR = {"F64": 1e-6, "F32": 1e-4, "F16": 1e-2, "BF16": 1e-2}
+"""How near two fitted numbers are that are the same, relative to them."""
+SAMPLE = 200_000
+"""Values of all tensors from which unknowns are solved, evenly spread; what they leave is taken of all values."""
+DENOMINATOR = 32
+"""Largest denominator of a fraction that a page shows."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A formula that holds: its solved unknowns, the part of the difference that it leaves, and on how many values."""
+
+    solved: list[float]
+    left: float
+    values: int
+    tensors: int
+
+    @property
+    def on(self) -> str:
+        """What it was fitted on, as text."""
+        solved = f"{len(self.solved)} unknown{'s' * (len(self.solved) != 1)}" if self.solved else "no unknowns"
+        return f"{self.tensors} tensor{'s' * (self.tensors != 1)}, {self.values} values, {solved}"
+
+
+@dataclass
+class View:
+    """The tensors of a stage that differs, which formulas recompute from the reference's."""
+
+    pair: Pair
+    stage: Stage
+    tried: dict[str, float] = field(default_factory=dict)
+    """What did not hold, and the part of the difference that it left."""
+    seen: list[str] = field(default_factory=list)
+    """Sentences on what holds and names no cause."""
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Those that differ."""
+        return [row.name for row in self.stage.wrong]
+
+    @property
+    def step(self) -> int:
+        return self.stage.step
+
+    @cached_property
+    def file(self) -> str:
+        """The file of the tensors."""
+        if self.stage.kind == "initial weights":
+            return "initial"
+        return f"step{self.step}/{FILES.get(self.stage.kind, 'weights')}"
+
+    def actual(self, name: str) -> Tensor:
+        return self._read(0, name)
+
+    def expected(self, name: str) -> Tensor:
+        return self._read(1, name)
+
+    def off(self, name: str) -> Tensor:
+        return self.actual(name) - self.expected(name)
+
+    def before(self, name: str) -> Tensor:
+        """Return a weight of the reference before the step, by the name of a parameter or of its state."""
+        return self.pair.reference.before(self.step)[name.split("//")[0]].double()
+
+    def gradients(self, side: int, step: int | None = None) -> Read | None:
+        """Return the gradients as the optimizer gets them (0: of the other training), or None if they are unknown."""
+        capture, step = self.pair.captures[side], self.step if step is None else step
+        file = capture.tensors(f"step{step}/clipped") or capture.tensors(f"step{step}/gradients")
+        return (lambda name: file[name.split("//")[0]].double()) if file else None
+
+    def limit(self, limits: dict[str, float]) -> float:
+        return self.pair.limit(limits, self.file)
+
+    @cached_property
+    def near(self) -> float:
+        return self.limit(NEAR)
+
+    def same(self, value: float, other: float, times: float = 1.0) -> bool:
+        """Return whether two fitted numbers are the same."""
+        return abs(value - other) <= times * self.near * max(abs(value), abs(other))
+
+    def holds(self, label: str, names: Sequence[str], predicted: Read) -> Fit | None:
+        """Return the fit of a formula without unknowns, if it holds; see ``solve``."""
+        return self._judge(label, names, lambda name: self.actual(name) - predicted(name).double(), [])
+
+    def solved_by(self, names: Sequence[str], predicted: Read) -> bool:
+        """Return whether a formula without unknowns gives the reference's own tensors."""
+        return self._judge("", names, lambda name: self.expected(name) - predicted(name).double(), []) is not None
+
+    def solve(self, label: str, names: Sequence[str], terms: Sequence[Read], of: Read | None = None) -> Fit | None:
+        """Solve for the coefficients with which ``terms`` add up to the difference (or to ``of``), the same for all
+        these tensors; None if that does not hold: there are no more values than unknowns, the terms are not
+        independent, or more than rounding is left, of a tensor or of the difference.
+        """
+        target = of or self.off
+        try:
+            sizes = [target(name).numel() for name in names]
+            every = max(1, sum(sizes) // SAMPLE)
+            value = torch.cat([target(name).flatten()[::every] for name in names]) if names else torch.zeros(0)
+            matrix = torch.stack([torch.cat([t(name).double().flatten()[::every] for name in names]) for t in terms], 1)
+        except (RuntimeError, InputError):
+            return None  # shapes that do not belong together, or a term that is unknown
+        if (
+            matrix.shape[0] != len(value)
+            or len(value) <= len(terms)
+            or not bool(torch.isfinite(value).all() and torch.isfinite(matrix).all())
+        ):
+            return None
+        scale = matrix.norm(dim=0)
+        if not bool((scale > 0).all()):
+            return None
+        solution = torch.linalg.lstsq(matrix / scale, value[:, None], driver="gelsd")
+        if int(solution.rank) < len(terms):
+            return None
+        found = (solution.solution[:, 0] / scale).tolist()
+
+        def residual(name: str) -> Tensor:
+            return target(name) - sum(a * term(name).double() for a, term in zip(found, terms, strict=True))
+
+        return self._judge(label, names, residual, found)
+
+    def _judge(self, label: str, names: Sequence[str], residual: Read, solved: list[float]) -> Fit | None:
+        part, values, fits, rest, whole, differs = self.limit(PART), 0, bool(names), 0.0, 0.0, False
+        for name in names:
+            try:
+                left = float(residual(name).norm())
+            except (RuntimeError, InputError, KeyError):
+                return None
+            values += self.expected(name).numel()
+            off, rounding = float(self.off(name).norm()), self.rounding(name)
+            differs |= name in self.names or not off <= rounding
+            rest, whole = math.hypot(rest, left), math.hypot(whole, off)
+            fits &= left <= rounding
+        left = rest / whole if differs else 0.0  # of tensors that do not differ, only rounding may be left
+        if fits and left <= part and values > len(solved):
+            return Fit(solved, left, values, len(names))
+        if differs and math.isfinite(left) and label:
+            self.tried[label] = min(left, self.tried.get(label, math.inf))
+        return None
+
+    @cached_property
+    def _largest(self) -> float:
+        return max((float(self.expected(row.name).norm()) for row in self.stage.rows if not row.note), default=0.0)
+
+    def rounding(self, name: str) -> float:
+        """Return the norm up to which what a formula leaves of a tensor is rounding."""
+        actual, expected = self.actual(name), self.expected(name)
+        size = max(float(actual.norm()), float(expected.norm()), FLOOR * self._largest)
+        found = self.pair.limits(ROUNDING, self.file)(name) * size
+        if self.stage.kind == "update":  # the difference of weights, which are larger
+            found += self.pair.limits(EPSILONS, self.file)(name) * float(self.before(name).norm())
+        if self.pair.twin:
+            of_twin = MULTIPLE * float((self._read(2, name) - expected).norm())
+            found += of_twin if math.isfinite(of_twin) else 0.0
+        return found
+
+    def _read(self, side: int, name: str) -> Tensor:
+        capture = (*self.pair.captures, self.pair.twin)[side]
+        assert capture is not None
+        if self.stage.kind == "update":
+            return capture.updates(self.step)(name).double()
+        return self.pair.gradients(capture, self.file)(name).double()
+
+
+def number(value: float, near: float = NEAR["F64"]) -> str:
+    """Return a fitted number as text, with the fraction that it is; ``near``: how exact it is."""
+    if near >= NEAR["F16"]:
+        return f"{value:.2g}"
+    if f"{value:.6g}" == "1" and abs(value - 1) > 1e-9:
+        return f"1 {'-' if value < 1 else '+'} {abs(value - 1):.1g}"
+    if abs(value) < 1e-12:
+        return "0"
+    fraction = Fraction(value).limit_denominator(DENOMINATOR) if math.isfinite(value) else Fraction(0)
+    is_fraction = fraction.denominator > 1 and abs(float(fraction) - value) < 5e-5 * abs(value)
+    is_short = f"{value:.6g}" == f"{value:.2g}"
+    return f"{value:.6g}" + (f" ({fraction})" if is_fraction and not is_short else "")
+
+
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """Return the first names as text, and how many more there are."""
+    names = [*names]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def ranges(indices: Iterable[int]) -> str:
+    """Return indices as text: 0-3, 7, 9-12."""
+    text: list[str] = []
+    first = last = None
+    for index in [*sorted(indices), None]:
+        if first is not None and last is not None and (index is None or index != last + 1):
+            text.append(str(first) if first == last else f"{first}-{last}")
+            first = None
+        first = index if first is None else first
+        last = index
+    return listed(text, 8)

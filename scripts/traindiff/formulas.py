@@ -1,0 +1,707 @@
+"""Causes as formulas: under each, the other training's tensors are recomputed from the reference's. A cause is named if
+its formula holds (see fit.py); what only fits a place is no cause.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from traindiff.capture_files import InputError, Tensors
+from traindiff.fit import PART, Fit, Read, View, listed, number, ranges
+from traindiff.pair import FILES, Pair
+
+WINDOW = 64
+"""Most micro-batches of which a factor can be a part."""
+SMALLEST_SCALE = 2**8
+"""From this power of two on a factor may be a loss scale."""
+LEAST = 3
+"""Fewest values of a tensor that has an unknown of its own."""
+CAUSES_OF_SETTINGS = {"lr": "rate", "eps": "eps", "weight_decay": "decay", "decoupled_weight_decay": "decay"}
+CAUSES_OF_SETTINGS["count"] = "steps counted anew"
+"""Causes of settings; of others it is that the settings differ."""
+GROUPS = 4
+"""Most values of one setting that groups of parameters have."""
+
+CHECKS = {
+    "factor": "What divides or multiplies the loss and the gradients: ranks (a sum in place of a mean), micro-batches, "
+    "targets, a loss scale that is not taken out again.",
+    "factor of some": "What scales these gradients alone: a reduction or a hook of theirs, a divisor of their own.",
+    "factor of each rank's part": "Whether ranks scale their own parts: clipping by the norm of a part, for example.",
+    "no gradient": "Parameters that are frozen, detached, or cleared before the step.",
+    "zero": "What sets these tensors, or does not.",
+    "previous gradient": "zero_grad() after each step, and what is kept between steps.",
+    "another step": "Whether both number their steps alike (from 0), and gradients of a batch that was read before.",
+    "decay": "Weight decay: which parameters have it, how much, and whether it is added to the gradient (Adam) or "
+    "to the update (AdamW).",
+    "cast": "The dtype in which gradients are reduced, and in which weights are kept, loaded or written.",
+    "transposed": "The layout of these weights (Conv1D has that of a Linear, transposed).",
+    "not reduced": "Whether gradients are reduced over the ranks, after the last micro-batch (no_sync, "
+    "require_backward_grad_sync, set_requires_gradient_sync).",
+    "one rank's samples": "Whether gradients are reduced over the ranks, and whether each rank reads other samples.",
+    "lost blocks": "Whether gradients are cleared between micro-batches, and whether all ranks are reduced.",
+    "means of blocks": "What each rank or micro-batch divides its loss by: its own number, where numbers differ.",
+    "weights of blocks": "What multiplies the loss of these ranks or micro-batches.",
+    "dropped or repeated samples": "Rows that fill up a batch, dropped remainders, a sampler that repeats samples.",
+    "clip": "The limit of the clipping, and where the trainer, or the engine's own configuration, sets it.",
+    "clip by value": "clip_grad_value_ in place of clip_grad_norm_.",
+    "clip of each block": "Clipping after each micro-batch, or on each rank before the reduction.",
+    "no clipping": "Whether gradients are clipped, and the optimizer gets them.",
+    "norm of some": "Over which parameters, shards and ranks the norm for clipping is taken.",
+    "norm with a factor": "What the norm of the gradients is multiplied or divided by.",
+    "coefficients of moments": "The optimizer's betas, momentum and dampening.",
+    "moments lost": "Whether the optimizer's state is loaded on a resume, before the first step.",
+    "steps counted anew": "Whether the optimizer's step count is loaded on a resume.",
+    "rate": "The learning rate and its schedule: warm-up, number of steps, a scheduler that steps more than once.",
+    "factor of updates": "The learning rate and decay that the optimizer really has; whether it is the same optimizer.",
+    "factors of updates": "Parameter groups: which parameters are in which, their learning rates.",
+    "eps": "The optimizer's eps.",
+    "settings": "The optimizer's arguments.",
+    "no update": "Whether the optimizer takes a step, and with a learning rate above 0.",
+    "left out of the optimizer": "The parameters that the optimizer was made with.",
+    "other samples": "The order, the epoch's seed, the sampler (shuffling, its rank and number of ranks), prefetching.",
+    "bias": "A bias that each rank adds to its partial sum (add it after the reduction), or none.",
+    "shifted targets": "Whether both the data set and the loss shift targets, or neither does.",
+    "padding counts": "The values that fill up targets (-100) and masks (0).",
+    "scaled inputs": "The normalization in the preprocessing.",
+    "permuted rows": "The index that restores an order: of tokens after a dispatch, of samples in a batch.",
+    "the report alone": "What the trainer reports: which rank's loss, which micro-batch's, divided by what.",
+    "restored state": "What a checkpoint has, and what is loaded from it.",
+}
+"""Causes, and what to check of each."""
+SHOWN = {
+    "factor": "a factor of",
+    "factor of some": "a factor of",
+    "factor of each rank's part": "factors of the ranks' parts:",
+    "factor of updates": "updates times",
+    "factors of updates": "updates times",
+}
+"""Causes whose names go on with what they say of a case."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A cause whose formula holds."""
+
+    cause: str
+    text: str
+    """What it says of this case, in a few words: it follows the cause."""
+    equation: str
+    fit: Fit
+    table: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        if self.cause in SHOWN:
+            return f"{SHOWN[self.cause]} {self.text}"
+        return f"{self.cause}: {self.text}" if self.text else self.cause
+
+
+def explain(view: View) -> list[Formula]:
+    """Return the formulas that hold with the fewest unknowns; several hold equally."""
+    found: list[Formula] = []
+    for formulas in _OF.get(view.stage.kind, _OF["weights"]):
+        found += formulas(view)
+    least = min((len(each.fit.solved) for each in found), default=0)
+    return [*{each.name: each for each in found if len(each.fit.solved) == least}.values()]
+
+
+# Numbers
+
+
+def known(pair: Pair, step: int) -> dict[str, int]:
+    """Return the numbers above 1 that are known of the other training: ranks along axes, micro-batches."""
+    about, shown = pair.actual.about, pair.actual.shown(step)
+    mesh = about.get("mesh", {})
+    found = {f"the number of ranks along {axis}": degree for axis, degree in mesh.items()}
+    world = len(about.get("ranks", [])) or (math.prod(mesh.values()) if mesh else shown.get("world_size", 1))
+    found["the number of ranks"] = world
+    found["the number of micro-batches"] = about.get("accumulation") or shown.get("micro_batches") or 1
+    found["the pipeline's number of micro-batches"] = about.get("chunks") or 1
+    return {name: value for name, value in found.items() if value > 1}
+
+
+def meaning(pair: Pair, step: int, times: float, near: float) -> str:
+    """Return what a factor is, of the numbers that are known: ", the number of ranks or ...", or "" if it is none."""
+    given = known(pair, step)
+    plain: dict[str, float] = {name: float(value) for name, value in given.items()}
+    plain |= {f"1 / {name}": 1 / value for name, value in given.items()}
+    powers = {f"the square of {name}": float(value**2) for name, value in given.items()}
+    powers |= {f"the square root of {name}": value**0.5 for name, value in given.items()}
+    powers |= {f"1 / the square of {name}": float(value**-2) for name, value in given.items()}
+    composed: dict[str, float] = {}
+    for (name, value), (other, more) in combinations(given.items(), 2):
+        composed |= {f"{name} times {other}": value * more, f"1 / ({name} times {other})": 1 / value / more}
+        composed |= {f"{name} / {other}": value / more, f"{other} / {name}": more / value}
+    parts = {f"{part} / {name}": part / n for name, n in given.items() if n <= WINDOW for part in range(2, n)}
+    targets = [capture.shown(step).get("targets") for capture in pair.captures]
+    if targets[0] and targets[1] and targets[0] != targets[1]:
+        plain["the reference's number of targets / this training's"] = targets[1] / targets[0]
+    for meanings in (plain, powers, composed, parts):
+        if names := [name for name, value in meanings.items() if abs(times - value) <= near * value]:
+            return ", " + " or ".join(names[:3])
+    scale = round(math.log2(times)) if times > 0 else 0
+    if 2 ** abs(scale) >= SMALLEST_SCALE and abs(times / 2.0**scale - 1) <= near:
+        return f", 2^{scale}, as of a loss scale"
+    return ""
+
+
+# Gradients, and all tensors
+
+
+def _factor(view: View) -> Iterator[Formula]:
+    """x' = c x, with one c, or one of each tensor."""
+    kind, names = view.stage.kind, view.names
+    if all(not bool(view.actual(name).any()) for name in names):
+        if fit := view.holds("", names, lambda name: torch.zeros_like(view.expected(name))):
+            cause = {"update": "no update", "gradient": "no gradient", "clipped gradient": "no gradient"}.get(
+                kind, "zero"
+            )
+            text = "" if len(names) == len(view.stage.rows) else listed(names)
+            yield from _of_zero(view, Formula(cause, text, f"{kind} = 0", fit))
+        return
+    if kind == "optimizer state" and view.gradients(1):
+        return  # the gradients' factors say more
+    if fit := view.solve("a factor", names, [view.expected]):
+        yield (_rate if kind == "update" else _scaled)(view, 1 + fit.solved[0], fit)
+        return
+    own = {}
+    for name in names:
+        if view.expected(name).numel() < LEAST or not (each := view.solve("", [name], [view.expected])):
+            break
+        own[name] = 1 + each.solved[0]
+    else:
+        shown = f"{kind} = c x the reference's, with a c of each group of tensors"
+        if len(distinct := _distinct(own.values(), view)) <= GROUPS and len(distinct) < len(own):
+            fit = Fit(distinct, _left(view, own), sum(view.expected(n).numel() for n in own), len(own))
+            text = "; ".join(
+                f"{number(c)} of {listed([n for n in own if view.same(own[n], c, 3)], 2)}" for c in distinct
+            )
+            cause = "factors of updates" if kind == "update" else "factor of some"
+            yield Formula(cause, text, shown, fit)
+
+
+def _left(view: View, own: dict[str, float]) -> float:
+    rest = math.hypot(*(float((view.actual(n) - c * view.expected(n)).norm()) for n, c in own.items()))
+    return rest / (math.hypot(*(float(view.off(n).norm()) for n in own)) or 1.0)
+
+
+def _distinct(values: Iterable[float], view: View) -> list[float]:
+    found: list[float] = []
+    for value in sorted(values):
+        if not found or not view.same(value, found[-1], 3):
+            found.append(value)
+    return found
+
+
+def _of_zero(view: View, formula: Formula) -> Iterator[Formula]:
+    """An update of 0: of a rate of 0, of parameters that the optimizer does not have, or of none of these."""
+    shown = view.pair.actual.shown(view.step)
+    names = {name for group in shown.get("groups", []) for name in group["params"]}
+    if view.stage.kind == "update" and shown.get("learning_rate") == 0:
+        yield Formula("rate", "it is 0 in this step", formula.equation, formula.fit)
+    elif view.stage.kind == "update" and names and names.isdisjoint(view.names):
+        yield Formula("left out of the optimizer", listed(view.names), formula.equation, formula.fit)
+    else:
+        yield formula
+
+
+def _scaled(view: View, times: float, fit: Fit) -> Formula:
+    """c times the reference's tensors, by what c means."""
+    kind, whole, exact = view.stage.kind, len(view.names) == len(view.stage.rows), replace(fit, solved=[])
+    shown = f"{kind} = {number(times)} x the reference's"
+    if kind == "clipped gradient" and whole:
+        return of_clipping(view, times, fit, shown)
+    if kind == "gradient" and whole and (limit := _limit_of(view, times, norm_of(view, "gradients"))):
+        return Formula("clip", f"to a norm of {limit:.6g}", f"{shown}, whose norm then is {limit:.6g}", exact)
+    means = meaning(view.pair, view.step, times, view.near)
+    text = f"{number(times, view.near)}{means}" + f" ({listed(view.names)})" * (not whole)
+    return Formula("factor" if whole else "factor of some", text, shown, fit)
+
+
+def norm_of(view: View, kind: str, names: Iterable[str] | None = None) -> float:
+    """Return the reference's norm of the gradients of a step, or of those of some parameters."""
+    file = view.pair.reference.tensors(f"step{view.step}/{kind}")
+    return math.hypot(*(float(file[name].double().norm()) for name in (file.names if names is None else names)))
+
+
+def _limit_of(view: View, times: float, norm: float) -> float | None:
+    """Return the limit to which a factor below 1 clips a norm: one that the trainings say, or a round number."""
+    if not 0 < times < 1:
+        return None
+    found = times * norm
+    stated = [capture.shown(view.step).get("max_grad_norm") for capture in view.pair.captures]
+    rounded = float(f"{found:.2g}")
+    for limit in [*(each for each in stated if each), *[rounded] * (found > 0)]:
+        # PyTorch divides by the norm plus 1e-6.
+        if view.same(found, limit, 10) or view.same(found, limit * norm / (norm + 1e-6), 10):
+            return float(limit)
+    return None
+
+
+def of_clipping(view: View, times: float, fit: Fit, shown: str) -> Formula:
+    """c times the gradients as the reference's optimizer gets them, though the gradients before are equal."""
+    whole = norm_of(view, "gradients") if view.pair.reference.tensors(f"step{view.step}/gradients") else 0.0
+    kind = "clipped" if view.pair.reference.tensors(f"step{view.step}/clipped") else "gradients"
+    limit = norm_of(view, kind)
+    exact = replace(fit, solved=[])  # a limit that is said, or a round number, is none that is solved for
+    clips = kind == "clipped" and limit < whole * (1 - view.near)
+    if clips and view.same(times * limit, whole, 10):
+        return Formula("no clipping", "", f"{shown}: the gradients before clipping", exact)
+    if not clips and (other := _limit_of(view, times, whole or limit)):
+        return Formula("clip", f"to a norm of {other:.6g}", f"{shown}, whose norm then is {other:.6g}", exact)
+    if clips:
+        if part := _part_of_norm(view, whole / times):
+            return Formula("norm of some", part, f"{shown}: it is clipped by the norm of {part}", exact)
+        means = meaning(view.pair, view.step, times, max(view.near, 1e-5))
+        other = _limit_of(view, times * limit / whole, whole) or times * limit
+        text = f"to a norm of {other:.6g}, {number(times)} times the reference's{means}"
+        return Formula("clip", text, shown, fit)
+    return Formula("factor", number(times) + meaning(view.pair, view.step, times, view.near), shown, fit)
+
+
+def _part_of_norm(view: View, norm: float) -> str:
+    """Return the parameters whose gradients have this norm, as text."""
+    file = view.pair.reference.tensors(f"step{view.step}/gradients")
+    squares = {name: float(file[name].double().norm()) ** 2 for name in file.names}
+    return part_of_norm(squares, {name: len(file.shape(name)) for name in squares}, norm**2, view)
+
+
+def part_of_norm(squares: dict[str, float], dims: dict[str, int], wanted: float, view: View) -> str:
+    """Return which parameters' squared norms add up to a value, as text: one left out, one kind or module only."""
+    parts = {name: name.split(".") for name in squares}
+    modules = {name.rpartition(".")[0] for name in squares} | {part for own in parts.values() for part in own[:-1]}
+    sets = {"the matrices": {n for n in squares if dims[n] > 1}, "the vectors": {n for n in squares if dims[n] < 2}}
+    sets |= {name: {name} for name in squares}
+    sets |= {each: {n for n in squares if n.startswith(f"{each}.") or each in parts[n]} for each in modules if each}
+    sets |= {f"all parameters but {name}": {*squares} - own for name, own in sets.items()}
+    whole = sum(squares.values())
+    for text, own in sets.items():
+        if 0 < len(own) < len(squares) and is_square(sum(squares[name] for name in own), wanted, whole, view):
+            return text
+    return ""
+
+
+def is_square(found: float, wanted: float, whole: float, view: View) -> bool:
+    """Return whether a squared norm is another one, and explains the difference of that from the whole."""
+    return abs(found - wanted) <= min(4 * view.near * wanted, view.limit(PART) * abs(whole - wanted))
+
+
+def _parts_of_ranks(view: View) -> Iterator[Formula]:
+    """x'[part of rank r] = c_r x[part of rank r]: parts along one dimension of each tensor."""
+    world = max(known(view.pair, view.step).values(), default=1)
+    for ranks in {world, *(n for name, n in known(view.pair, view.step).items() if "ranks" in name)} - {1}:
+        factors: list[dict[int, float]] = []
+        for name in view.names:
+            value, other = view.actual(name), view.expected(name)
+            for dim in range(min(2, value.dim())):
+                pieces = [*zip(value.chunk(ranks, dim), other.chunk(ranks, dim), strict=True)]
+                own = {r: float((a * b).sum() / (b * b).sum()) for r, (a, b) in enumerate(pieces) if bool(b.any())}
+                rest = math.hypot(*(float((a - own.get(r, 0.0) * b).norm()) for r, (a, b) in enumerate(pieces)))
+                if own and value.numel() > 2 * ranks and rest <= view.rounding(name):
+                    factors.append(own)
+                    break
+            else:
+                break
+        else:
+            by_rank = {r: [own[r] for own in factors if r in own] for r in range(ranks)}
+            if not all(values and len(_distinct(values, view)) == 1 for values in by_rank.values()):
+                continue
+            solved = [values[0] for values in by_rank.values()]
+            if len(_distinct(solved, view)) == 1:
+                continue  # a factor
+            fit = Fit(solved, 0.0, sum(view.expected(name).numel() for name in view.names), len(view.names))
+            text = ", ".join(number(each) for each in solved)
+            shown = f"{view.stage.kind} = c_r x the reference's, on the part of each of {ranks} ranks"
+            yield Formula("factor of each rank's part", text, shown, fit)
+            return
+
+
+def _rows(view: View) -> Iterator[Formula]:
+    """x' = c x in some rows or columns of a tensor, and x in the others."""
+    if len(view.names) != 1:
+        return
+    name = view.names[0]
+    if view.solve("", [name], [view.expected]):
+        return  # a factor of all of it
+    value, other = view.actual(name), view.expected(name)
+    row = next(row for row in view.stage.rows if row.name == name)
+    wrong = ~((value - other).abs() <= row.limit * float(other.abs().max()))
+    for dim in range(value.dim()):
+        at = wrong.movedim(dim, 0).flatten(1).any(1) if value.dim() > 1 else wrong
+        if bool(at.all()):
+            continue
+        mask = at.double().reshape([-1 if each == dim else 1 for each in range(value.dim())])
+        if int(mask.expand_as(value).sum()) >= LEAST and (fit := view.solve("", [name], [_constant(mask * other)])):
+            times = 1 + fit.solved[0]
+            place = f"{name}[{ranges(at.nonzero().flatten().tolist())}] along dimension {dim}"
+            text = f"{number(times)}{meaning(view.pair, view.step, times, view.near)} ({place})"
+            yield Formula("factor of some", text, f"{place} = {number(times)} x the reference's", fit)
+            return
+
+
+def _constant(value: Tensor) -> Read:
+    return lambda _: value
+
+
+def _another_step(view: View) -> Iterator[Formula]:
+    """x' of step t = x of step s; of an update, its weights."""
+    reference = view.pair.reference
+    kind = "weights" if view.stage.kind == "update" else FILES.get(view.stage.kind)
+    own = view.pair.actual.tensors(f"step{view.step}/{kind}")
+    for other in (each for each in reference.steps if each != view.step and kind):
+        file = reference.tensors(f"step{other}/{kind}")
+        if not all(name in file and name in own for name in view.names):
+            continue
+        before = view.pair.actual.before(view.step) if view.stage.kind == "update" else None
+
+        def predicted(name: str, file: Tensors = file, before: Tensors | None = before) -> Tensor:
+            return file[name].double() - (before[name].double() if before else 0.0)
+
+        if fit := view.holds("another step", view.names, predicted):
+            yield Formula("another step", f"that of step {other}", f"{kind} = the reference's of step {other}", fit)
+            return
+
+
+def _previous(view: View) -> Iterator[Formula]:
+    """g' = g + a g of the step before, as it was left: clipped, or not."""
+    for kind in ("clipped", "gradients"):
+        before = view.pair.reference.tensors(f"step{view.step - 1}/{kind}")
+        if not before or any(name not in before for name in view.names):
+            continue
+        if fit := view.solve("the previous step's gradient", view.names, [before.__getitem__]):
+            text = f"{number(fit.solved[0])} times that of step {view.step - 1} is added"
+            shown = f"gradient = the reference's + {number(fit.solved[0])} x the {kind} of step {view.step - 1}"
+            yield Formula("previous gradient", text, shown, fit)
+            return
+
+
+def _decay(view: View) -> Iterator[Formula]:
+    """x' = x + k w: of all tensors that differ with one k, or one of each group."""
+    names = [name for name in view.names if not name.endswith("_sq")]
+    if not names or (len(names) < len(view.names) and view.stage.kind != "optimizer state"):
+        return
+    own: dict[str, Fit] = {}
+    joint = view.solve("a multiple of the weights", names, [view.before])
+    for name in names:
+        fit = joint or (view.solve("", [name], [view.before]) if view.expected(name).numel() >= LEAST else None)
+        if not fit:
+            return
+        own[name] = fit
+    values = _distinct((fit.solved[0] for fit in own.values()), view)
+    if len(values) > GROUPS:
+        return
+    if len(names) < len(view.names) and not _decay_of_squares(view, own):
+        return
+    fit = joint or Fit(values, max(e.left for e in own.values()), sum(e.values for e in own.values()), len(names))
+    text = f"{', '.join(number(each) for each in fit.solved)} times the weights of "
+    text += "all parameters" if len(names) == len(view.stage.rows) else listed(name.split("//")[0] for name in names)
+    yield Formula("decay", text, f"{view.stage.kind} = the reference's + k x the weights before the step", fit)
+
+
+def _decay_of_squares(view: View, own: dict[str, Fit]) -> bool:
+    """Return whether second moments are those of the gradients to which decay was added, as the first moments say."""
+    gradient, settings = view.gradients(1), moments(view)
+    if gradient is None or not {"exp_avg", "exp_avg_sq"} <= settings.keys():
+        return False
+    first, second = settings["exp_avg"][1], settings["exp_avg_sq"][1]
+
+    def predicted(name: str) -> Tensor:
+        added = own[name.removesuffix("_sq")].solved[0] / first * view.before(name)
+        return view.expected(name) + second * (2 * gradient(name) * added + added**2)
+
+    squares = [name for name in view.names if name.endswith("_sq")]
+    return all(name.removesuffix("_sq") in own for name in squares) and bool(view.holds("", squares, predicted))
+
+
+def _cast(view: View) -> Iterator[Formula]:
+    """x' = x, rounded to a coarser dtype, or the other way around."""
+    yield from _casts(view, view.names, view.actual, view.expected, view.stage.kind)
+
+
+def _casts(view: View, names: Iterable[str], actual: Read, expected: Read, kind: str) -> Iterator[Formula]:
+    names = [*names]
+    for whose, one, other in (("this training's", actual, expected), ("the reference's", expected, actual)):
+        dtypes = {rounded_to(one(name), other(name)) for name in names}
+        if names and None not in dtypes:
+            fit = Fit([], 0.0, sum(one(name).numel() for name in names), len(names))
+            text = f"{whose} are rounded to {' or '.join(sorted(map(str, dtypes)))}"
+            yield Formula("cast", text, f"{kind} = the other's, rounded", fit)
+            return
+
+
+def rounded_to(value: Tensor, expected: Tensor) -> str | None:
+    """Return the dtype in which a tensor is the other one, or a sum of its rounded parts: it alone has only values of
+    that dtype, and is as near as two of its roundings.
+    """
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        has_only_these = torch.equal(value.to(dtype).to(value.dtype), value)
+        if has_only_these and value.numel() >= LEAST and not torch.equal(expected.to(dtype).to(value.dtype), expected):
+            off = float((value - expected).norm())
+            near = 2 * torch.finfo(dtype).eps * float(expected.norm())
+            return str(dtype).removeprefix("torch.") if off <= near else None
+    return None
+
+
+def _cast_gradients(view: View) -> Iterator[Formula]:
+    """Gradients that one training rounds, too little to be a difference of their own."""
+    files = [capture.tensors(f"step{view.step}/gradients") for capture in view.pair.captures]
+    names = [*dict.fromkeys(name.split("//")[0] for name in view.names)]
+    if all(name in file for name in names for file in files):
+        own, other = (lambda name, file=file: file[name].double() for file in files)
+        yield from _casts(view, names, own, other, "gradient")
+
+
+def _transposed(view: View) -> Iterator[Formula]:
+    square = all((x := view.expected(name)).dim() == 2 and x.shape == x.T.shape for name in view.names)
+    if square and (fit := view.holds("transposed", view.names, lambda name: view.expected(name).T)):
+        yield Formula("transposed", listed(view.names), "x' = the reference's, transposed", fit)
+
+
+def _ranks(view: View) -> Iterator[Formula]:
+    """The mean, or the sum, of gradients that ranks did not reduce is the reference's."""
+    files = [*view.pair.actual.unreduced(view.step).values()]
+    names = [name for name in view.names if all(name in file for file in files)]
+    if len(files) < 2 or names != view.names:
+        return
+
+    def total(name: str) -> Tensor:
+        return torch.stack([file[name].double() for file in files]).sum(0)
+
+    if fit := view.solve("the ranks' own gradients", names, [total], of=view.expected):
+        part = fit.solved[0]
+        what = next(
+            (w for w, a in (("mean", 1 / len(files)), ("sum", 1.0)) if view.same(part, a)),
+            f"{number(part)} times the sum",
+        )
+        text = f"each rank has its own gradient; their {what} is the reference's"
+        shown = f"the {what} of the {len(files)} ranks' gradients = the reference's; each rank keeps its own"
+        yield Formula("not reduced", text, shown, Fit([], fit.left, fit.values, fit.tensors))
+
+
+def _by_value(view: View) -> Iterator[Formula]:
+    """g' = g before clipping, each value cut to at most v."""
+    file = view.pair.actual.tensors(f"step{view.step}/gradients")
+    names = [row.name for row in view.stage.rows]
+    if not all(name in file for name in names):
+        return
+    limit = max(float(view.actual(name).abs().max()) for name in names)
+    cut = sum(int((file[name].double().abs() > limit * (1 + 1e-9)).sum()) for name in names)
+    if cut > 1 and (fit := view.holds("", view.names, lambda name: file[name].double().clamp(-limit, limit))):
+        fit = Fit([limit], fit.left, fit.values, fit.tensors)
+        yield Formula("clip by value", f"at {number(limit)}", "each value is cut to at most v", fit)
+
+
+# The optimizer
+
+
+def moments(view: View) -> dict[str, tuple[float, float, float]]:
+    """Return (a, b, d) of each kind of the reference's moments: m = a m before + b g + d w (of squares: of g^2)."""
+    found = {}
+    for key in _keys(row.name for row in view.stage.rows):
+        names = [row.name for row in view.stage.rows if _key(row.name) == key]
+        if fit := _of_moments(view, key, names, view.expected):
+            found[key] = fit[1]
+    return found
+
+
+def _key(name: str) -> str:
+    return name.rpartition("//")[2]
+
+
+def _keys(names: Iterable[str]) -> list[str]:
+    return [*dict.fromkeys(map(_key, names))]
+
+
+def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, tuple[float, float, float]] | None:
+    gradient = view.gradients(1)
+    before = view.pair.reference.tensors(f"step{view.step - 1}/optimizer")
+    if gradient is None:
+        return None
+    has_before = all(name in before for name in names)
+    terms: list[Read] = [lambda name: before[name].double()] * has_before
+    terms.append(lambda name: gradient(name) ** (2 if key.endswith("_sq") else 1))
+    for more in ([], [view.before]):  # decay that is added to the gradient
+        if (not more or not key.endswith("_sq")) and (
+            fit := view.solve("other coefficients of moments", names, [*terms, *more], of)
+        ):
+            a, b, d = [0.0] * (not has_before) + fit.solved + [0.0] * (not more)
+            return fit, (a, b, d)
+    return None
+
+
+def _moments(view: View) -> Iterator[Formula]:
+    """m' = a' m before + b' g: other coefficients, a gradient with a factor, or moments that are lost."""
+    if view.stage.kind != "optimizer state" or any(row.note for row in view.stage.wrong):
+        return
+    usual, fits, own = moments(view), [], {}
+    for key in _keys(view.names):
+        names = [name for name in view.names if _key(name) == key]
+        if not (found := _of_moments(view, key, names, view.actual)):
+            return
+        fits.append(found[0])
+        own[key] = found[1]
+    fit = Fit(
+        [each for one in fits for each in one.solved],
+        max(each.left for each in fits),
+        sum(each.values for each in fits),
+        sum(each.tensors for each in fits),
+    )
+    shown = "; ".join(
+        f"{key} = {number(a)} x that before + {number(b)} x g"
+        + "^2" * key.endswith("_sq")
+        + f" + {number(d)} x w" * bool(d)
+        for key, (a, b, d) in own.items()
+    )
+    if not usual.keys() >= own.keys():
+        counted = view.pair.reference.shown(view.step).get("optimizer_steps")
+        if not usual and counted and counted != [0]:  # the reference goes on from moments of before the first step
+            yield Formula("moments lost", "they begin with this step's gradient", shown, fit)
+        return
+    near = 10 * view.near
+    # Moments that do not differ are those of a factor of 1.
+    times = [abs(b / usual[key][1]) ** (0.5 if key.endswith("_sq") else 1) for key, (_, b, _) in own.items()]
+    times += [1.0] * (len(usual) - len(own))
+    same = all(abs(a - usual[key][0]) <= near for key, (a, *_) in own.items())
+    decays = all(view.same(d, usual[key][2], 100) for key, (*_, d) in own.items())
+    if same and decays and len(_distinct(times, view)) == 1:
+        one = Fit([times[0]], fit.left, fit.values, fit.tensors)
+        yield of_clipping(view, times[0], one, f"gradient in the optimizer = {number(times[0])} x the reference's")
+    elif not decays:
+        return
+    elif (
+        view.step > view.pair.steps[0]
+        and all(abs(a) < near for a, *_ in own.values())
+        and all(view.same(b, usual[key][1], 10) for key, (_, b, _) in own.items())
+    ):
+        yield Formula("moments lost", "they begin anew", shown, fit)
+    else:
+        text = "; ".join(f"{key}: {_coefficients(own[key])}, not {_coefficients(usual[key])}" for key in own)
+        yield Formula("coefficients of moments", text, shown, fit)
+
+
+def _coefficients(found: tuple[float, float, float]) -> str:
+    """Return the coefficients of a moment; one, where both add up to 1, or the first step shows only one."""
+    a, b, _ = found
+    return f"{1 - b:.6g}" if abs(a + b - 1) < 1e-3 or (not a and b < 1) else f"{a:.6g} and {b:.6g}"
+
+
+def _rate(view: View, times: float, fit: Fit) -> Formula:
+    """Updates with a factor: of the rates or the steps that the trainings say, or of something else."""
+    shown = f"update = {number(times)} x the reference's"
+    shown_of = [capture.shown(view.step) for capture in view.pair.captures]
+    own, usual = (each.get("learning_rate") for each in shown_of)
+    if isinstance(own, float) and isinstance(usual, float) and usual and view.same(own / usual, times, 10):
+        text = f"{own:.6g}, not {usual:.6g}"
+        return Formula("rate", text, f"{shown}, as the rates that they say", replace(fit, solved=[]))
+    text = number(times, view.near)
+    if len(view.names) < len(view.stage.rows):
+        return Formula("factors of updates", f"{text} ({listed(view.names)})", shown, fit)
+    if own is not None and own == usual:
+        text += f" (both say a learning rate of {own})"
+    return Formula("factor of updates", text, shown, fit)
+
+
+def _factor_and_decay(view: View) -> Iterator[Formula]:
+    """u' = c u + k w: of all that differ, with one c and one k."""
+    if fit := view.solve("a factor and a multiple of the weights", view.names, [view.expected, view.before]):
+        text = f"{number(1 + fit.solved[0])}, and {number(fit.solved[1])} times the weights"
+        yield Formula("factor of updates", text, "update = c x the reference's + k x the weights", fit)
+
+
+def _plain_gradient(view: View) -> Iterator[Formula]:
+    """u' = u + k g of an optimizer whose updates are linear in the gradient: its gradient has a factor."""
+    gradient, clipped = view.gradients(1), [c.tensors(f"step{view.step}/clipped") for c in view.pair.captures]
+    if gradient is None or all(clipped) or not any(clipped):
+        return  # what the optimizer gets is known, and equal
+    usual = view.solve("", view.names, [gradient, view.before], view.expected) or view.solve(
+        "", view.names, [gradient], view.expected
+    )
+    if usual and (fit := view.solve("a factor of the gradient", view.names, [gradient])):
+        times = 1 + fit.solved[0] / usual.solved[0]
+        yield of_clipping(view, times, fit, f"gradient in the update = {number(times)} x the reference's")
+
+
+def _stated(view: View) -> Iterator[Formula]:
+    """u = the update of Adam or SGD with the settings that the optimizer says, in both trainings: these differ."""
+    if not any(bool(view.actual(name).any()) for name in view.names):
+        return
+    own, usual = (_settings(view, side) for side in (0, 1))
+    fit = view.holds("", view.names, lambda name: _update(view, 0, name, own[name])) if own and usual else None
+    if not fit or not view.solved_by(view.names, lambda name: _update(view, 1, name, usual[name])):
+        return
+    different: dict[tuple[str, str], list[str]] = {}
+    for name in view.names:
+        for key in own[name].keys() & usual[name].keys():
+            is_idle = key == "decoupled_weight_decay" and 0 in (own[name]["weight_decay"], usual[name]["weight_decay"])
+            if own[name][key] != usual[name][key] and not is_idle:
+                text = f"{own[name][key]:.6g}, not {usual[name][key]:.6g}"
+                different.setdefault((key, text), []).append(name)
+    causes = {CAUSES_OF_SETTINGS.get(key, "settings") for key, _ in different}
+    shown = [
+        (f"{key} " * (len(different) > 1)) + text + f" ({listed(names)})" * (len(names) < len(view.stage.rows))
+        for (key, text), names in different.items()
+    ]
+    if causes:
+        cause = causes.pop() if len(causes) == 1 else "settings"
+        yield Formula(cause, "; ".join(shown), "update = that of the optimizer with the settings that it says", fit)
+
+
+def _settings(view: View, side: int) -> dict[str, dict[str, float]]:
+    """Return what an optimizer says of each parameter that differs; nothing if it does not say it of all."""
+    shown = view.pair.captures[side].shown(view.step)
+    found: dict[str, dict[str, float]] = {}
+    for group in shown.get("groups") or []:
+        values = {key: value for key, value in group.items() if isinstance(value, int | float)}
+        values |= {f"beta{number}": beta for number, beta in enumerate(group.get("betas") or [], 1)}
+        values["count"] = (shown.get("optimizer_steps") or [0])[0]
+        found |= dict.fromkeys(group["params"], values)
+    return found if all(name in found for name in view.names) else {}
+
+
+def _update(view: View, side: int, name: str, settings: dict[str, float]) -> Tensor:
+    """Return the update of a parameter by the settings and the state after the step.
+
+    Raises:
+        InputError: there is no such state, or gradient.
+    """
+    state = view.pair.captures[side].tensors(f"step{view.step}/optimizer")
+    weight, rate, decay = view.before(name), settings["lr"], settings.get("weight_decay", 0.0)
+    if "beta2" in settings:
+        step = settings["count"] + 1
+        mean = state[f"{name}//exp_avg"].double() / (1 - settings["beta1"] ** step)
+        root = (state[f"{name}//exp_avg_sq"].double() / (1 - settings["beta2"] ** step)).sqrt()
+        direction = mean / (root + settings["eps"])
+        return -rate * (direction + decay * weight) if settings.get("decoupled_weight_decay") else -rate * direction
+    if (gradient := view.gradients(side)) is None:
+        raise InputError(f"{name} has no gradient.")
+    own = gradient(name) + decay * weight
+    momentum = settings.get("momentum", 0.0)
+    if momentum:
+        moved = state[f"{name}//momentum_buffer"].double()
+        own = own + momentum * moved if settings.get("nesterov") else moved
+    return -rate * own
+
+
+Formulas = Callable[[View], Iterable[Formula]]
+_PLAIN: tuple[Formulas, ...] = (_factor, _rows, _another_step, _cast, _transposed)
+_OF: dict[str, tuple[Formulas, ...]] = {
+    "weights": _PLAIN,
+    "buffers": (*_PLAIN, _decay),
+    "gradient": (*_PLAIN, _ranks, _previous, _decay, _parts_of_ranks),
+    "clipped gradient": (*_PLAIN, _by_value, _decay, _parts_of_ranks),
+    "optimizer state": (*_PLAIN, _moments, _decay, _parts_of_ranks, _cast_gradients),
+    "update": (
+        *_PLAIN,
+        _decay,
+        _factor_and_decay,
+        _plain_gradient,
+        _stated,
+        _parts_of_ranks,
+        _cast_gradients,
+    ),
+}
+"""By the kind of a stage; samples and outputs have formulas of their own."""

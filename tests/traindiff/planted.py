@@ -1,0 +1,227 @@
+"""Faults in loops of plain PyTorch, and right loops of other kinds, dumped by `dump` on each rank: planted.py FOLDER.
+
+Alone it trains what needs no ranks; on several ranks the others. Four steps of a small classification.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+from traindiff.dump import dump
+
+STEPS, BATCH, CLIP, RATE = 4, 8, 0.2, 1e-2
+WORLD, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+DRAW = torch.Generator().manual_seed(5)
+X, Y = torch.randn(STEPS * BATCH, 4, generator=DRAW).double(), torch.randint(3, (STEPS * BATCH,), generator=DRAW)
+
+
+class Head(nn.Module):
+    """A head tied to the embedding, whose module has all parameters but is never called itself."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.ModuleDict({"up": nn.Linear(4, 3), "norm": nn.LayerNorm(3)})
+        self.head = nn.Linear(4, 3)
+        self.head.weight = self.body["up"].weight
+        self.head.bias = self.body["up"].bias
+        self.double()
+
+    def forward(self, x):
+        return self.body["norm"](self.head(x))
+
+
+def model(kind=None):
+    torch.manual_seed(0)
+    if kind == "float32":
+        return model().float()
+    return Head() if kind == "tied" else nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def adamw(parameters, **settings):
+    return torch.optim.AdamW(parameters, **{"lr": RATE, "weight_decay": 0.1} | settings)
+
+
+def sgd(parameters, **settings):
+    return torch.optim.SGD(parameters, **{"lr": 0.1} | settings)
+
+
+def rows(step, rank=RANK, world=WORLD, micro=0, micros=1):
+    """The samples of a rank's micro-batch."""
+    size = BATCH // world // micros
+    start = step * BATCH + rank * size * micros + micro * size
+    return slice(start, start + size)
+
+
+def train(folder, own=None, optimizer=adamw, clip=clip_grad_norm_, limit=CLIP, micros=1, rate=None, **hooks):
+    """Train and write a dump; ``hooks``: functions that are called instead of a step's usual ones."""
+    own = own or model()
+    optimizer = optimizer(own.parameters())
+    wrapped = hooks["wrap"](own) if "wrap" in hooks else own
+    dumped = dump(own, folder, STEPS).begin()
+    for step in range(STEPS):
+        for group in optimizer.param_groups if rate else ():
+            group["lr"] = rate(step)
+        for micro in range(micros):
+            if "before_forward" in hooks:
+                hooks["before_forward"](wrapped, micro)
+            which = hooks.get("rows", rows)(step, micro=micro, micros=micros)
+            x = X[which].to(next(own.parameters()).dtype)
+            with torch.autocast("cpu", torch.bfloat16, hooks.get("autocast", False)):
+                losses = F.cross_entropy(wrapped(x), Y[which], reduction="none") / len(x) / micros
+            if "after_forward" in hooks:
+                hooks["after_forward"](wrapped, micro)
+            if hooks.get("samples"):
+                dumped.samples(losses)
+            (losses.sum() * hooks.get("times", 1)).backward()
+            if "each_micro" in hooks:
+                hooks["each_micro"](own)
+        if clip:
+            clip(own.parameters(), limit)
+        if "report" in hooks:
+            dumped.note(loss=hooks["report"](float(losses.detach().sum()), micros))
+        optimizer.step()
+        if hooks.get("cleared", True):
+            optimizer.zero_grad()
+    dumped.end()
+
+
+def by_hand(parameters, limit):
+    """Clip as a loop of its own may do."""
+    parameters = [*parameters]
+    norm = torch.cat([p.grad.flatten() for p in parameters]).norm()
+    for p in parameters:
+        p.grad.mul_(min(1.0, limit / float(norm)))
+
+
+def without_biases(parameters):
+    return adamw([p for p in parameters if p.dim() > 1])
+
+
+class Reducing(torch.optim.AdamW):
+    """Averages the ranks' gradients inside its step, as some loops for speed do."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                dist.all_reduce(p.grad)
+                p.grad /= WORLD
+        super().step()
+
+
+def continued(folder, moments=True, count=True):
+    """Train on from weights and, maybe, the moments of two steps and their number."""
+    own = model()
+    optimizer = adamw(own.parameters())
+    for step in range(2):
+        which = rows(step)
+        F.cross_entropy(own(X[which]), Y[which]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    other = adamw(own.parameters())
+    if moments:
+        other.load_state_dict(optimizer.state_dict())
+    for state in other.state.values():
+        state["step"] *= count
+    train(folder, own, lambda _: other)
+
+
+def split(folder):
+    """Rank 0 writes why a dump of plain tensors that are split over ranks is refused."""
+    own = model()
+    with torch.no_grad():
+        own[0].weight += RANK
+    try:
+        train(folder / "split", own)
+    except RuntimeError as error:
+        if RANK == 0:
+            (folder / "refused").write_text(str(error))
+
+
+def off_by_one(step, micro=0, micros=1, **_):
+    return rows(step + (micro == micros - 1 and step == 1), micro=micro, micros=micros)
+
+
+ONE = {
+    "reference": {"samples": True},
+    "plain": {"clip": None, "samples": True},
+    "sgd": {"optimizer": sgd, "clip": None},
+    "warm-up": {"rate": lambda step: step * RATE, "clip": None},
+    "warm-up from 1": {"rate": lambda step: (step + 1) * RATE, "clip": None},
+    "tied": {"own": "tied", "clip": None},
+    "float32": {"own": "float32", "clip": None},
+    "autocast": {"own": "float32", "clip": None, "autocast": True},
+    "clipped by hand": {"clip": by_hand},
+    "clipped by hand at half the norm": {"clip": by_hand, "limit": CLIP / 2},
+    "clips at another norm": {"limit": CLIP / 2},
+    "clips later": {"clip": by_hand, "limit": 0.33},
+    "clips later by PyTorch": {"limit": 0.33},
+    "sgd clips later by PyTorch": {"optimizer": sgd, "limit": 0.33},
+    "gradients not cleared": {"clip": None, "cleared": False},
+    "each micro-batch clips": {"micros": 2, "each_micro": lambda own: clip_grad_norm_(own.parameters(), CLIP)},
+    "biases left out": {"optimizer": without_biases, "clip": None},
+    "micro-batches not divided": {"micros": 2, "times": 2, "clip": None},
+    "decay of biases left out": {
+        "optimizer": lambda p: adamw([{"params": (p := [*p])[::2]}, {"params": p[1::2], "weight_decay": 0.0}]),
+        "clip": None,
+    },
+    "half the rate": {"optimizer": lambda p: adamw(p, lr=RATE / 2), "clip": None},
+    "betas": {"optimizer": lambda p: adamw(p, betas=(0.9, 0.95)), "clip": None},
+    "eps": {"optimizer": lambda p: adamw(p, eps=1e-3), "clip": None},
+    "decay in the gradient": {"optimizer": lambda p: torch.optim.Adam(p, RATE, weight_decay=0.1), "clip": None},
+    "samples of the next step": {"rows": off_by_one, "clip": None},
+}
+
+
+def after_forward(wrapped, micro):
+    """The flag that DistributedDataParallel reads in its forward pass."""
+    wrapped.require_backward_grad_sync = micro == 1
+
+
+def never(wrapped, micro):
+    wrapped.require_backward_grad_sync = False
+
+
+RANKS = {
+    "right": {"wrap": DistributedDataParallel},
+    "right with two micro-batches": {"wrap": DistributedDataParallel, "micros": 2},
+    "never reduced": {"wrap": DistributedDataParallel, "before_forward": never},
+    "last micro-batch not reduced": {"wrap": DistributedDataParallel, "micros": 2, "after_forward": after_forward},
+    "reduced in the optimizer": {"optimizer": lambda p: Reducing(p, RATE, weight_decay=0.1), "clip": None},
+    "last micro-batch's loss reported": {
+        "wrap": DistributedDataParallel,
+        "micros": 2,
+        "report": lambda loss, micros: loss * micros,
+    },
+    "the same samples": {"wrap": DistributedDataParallel, "rows": lambda step, **_: rows(step, rank=0)},
+}
+
+
+def main(folder):
+    torch.set_num_threads(1)
+    if WORLD > 1:
+        dist.init_process_group("gloo")
+    for name, options in (RANKS if WORLD > 1 else ONE).items():
+        options = dict(options)
+        if "own" in options:
+            options["own"] = model(options["own"])
+        train(Path(folder) / name, **options)
+    if WORLD == 1:
+        continued(Path(folder) / "resumed")
+        continued(Path(folder) / "resumed without moments", moments=False)
+        continued(Path(folder) / "resumed without the count", count=False)
+    else:
+        split(Path(folder))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,272 @@
+"""Causes are named where a formula holds, and nowhere else: faults of trainers, and trainings that are right."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import planted
+import pytest
+import torch
+from safetensors.torch import save_file
+from small_training import FAULTS, compared, of_fault
+from tiny_dumps import DOWN, TENSORS, UP, dump, times
+
+from helpers.common import ROOT
+from traindiff.capture_files import InputError
+from traindiff.page import markdown
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    """Folder of the trainings, which are too small for two threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield tmp_path_factory.mktemp("trainings")
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_formula_names_the_fault_of_a_small_training(folder, name):
+    found = of_fault(folder, name)
+    page = markdown(found, name)
+    named = [cause.name for cause in found.causes]
+    assert found.first, page
+    assert named == [] if FAULTS[name][1] is None else named[0].startswith(FAULTS[name][1]), page
+
+
+@pytest.mark.parametrize(
+    "name", ["mean of the ranks' means", "a sampler fills up with the first sample", "label smoothing"]
+)
+def test_formulas_in_float32(folder, name):
+    found = of_fault(folder, name, torch.float32)
+    assert [cause.name for cause in found.causes] == [each for each in (FAULTS[name][1],) if each], markdown(
+        found, name
+    )
+
+
+ALONE = {
+    "clipped by hand": ("reference", None),
+    "clipped by hand at half the norm": ("reference", "gradient; clip: to a norm of 0.1"),
+    "clips at another norm": ("reference", "clipped gradient; clip: to a norm of 0.1, 0.5 times the reference's"),
+    "clips later": ("plain", "gradient; clip: to a norm of 0.33"),
+    "clips later by PyTorch": ("plain", "optimizer state; clip: to a norm of 0.33"),
+    "sgd clips later by PyTorch": ("sgd", "update; clip: to a norm of 0.33"),
+    "plain": ("reference", "optimizer state; no clipping"),
+    "each micro-batch clips": ("reference", "gradient; clip of each block: to a norm of 0.2 after each micro-batch"),
+    "biases left out": ("plain", "optimizer state; left out of the optimizer: 0.bias, 2.bias"),
+    "micro-batches not divided": ("plain", "gradient; a factor of 2, the number of micro-batches"),
+    "decay of biases left out": ("plain", "update; decay: 0, not 0.1 (0.bias, 2.bias)"),
+    "half the rate": ("plain", "update; rate: 0.005, not 0.01"),
+    "warm-up": ("warm-up from 1", "update; rate: it is 0 in this step"),
+    "warm-up from 1": ("warm-up", "update; rate: 0.01, not 0"),
+    "betas": ("plain", "optimizer state; coefficients of moments: exp_avg_sq: 0.95, not 0.999"),
+    "eps": ("plain", "update; eps: 0.001, not 1e-08"),
+    "decay in the gradient": (
+        "plain",
+        "optimizer state; decay: 0.01 times the weights of 0.bias, 0.weight, 2.bias and 1 more",
+    ),
+    "gradients not cleared": ("plain", "gradient; previous gradient: 1 times that of step 0 is added"),
+    "samples of the next step": ("plain", "samples; other samples: those of step 2"),
+    "resumed without the count": ("resumed", "update; steps counted anew: 0, not 2"),
+    "autocast": ("float32", None),
+    "resumed without moments": ("resumed", "optimizer state; moments lost: they begin with this step's gradient"),
+}
+"""A training on one device: what it is compared with, and the first stage that differs, and its cause."""
+OF_RANKS = {
+    "right": ("reference", None),
+    "right with two micro-batches": ("reference", None),
+    "reduced in the optimizer": ("plain", None),
+    "never reduced": ("reference", "gradient; not reduced: only rank 0 of 2 counts, 2 times"),
+    "last micro-batch not reduced": ("reference", "gradient; not reduced: micro-batch 1 of 2"),
+    "the same samples": ("reference", "samples; other samples: not read: "),
+    "last micro-batch's loss reported": (
+        "reference",
+        "reported loss; the report alone: gradients and updates are equal; it is that of rank 0's micro-batch 1, times "
+        "the number of micro-batches",
+    ),
+}
+"""The same on two ranks."""
+
+
+@pytest.fixture(scope="module")
+def dumps(folder):
+    """Folder with the dumps of planted.py, on one rank and on two."""
+    planted.main(folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = os.environ | {"PYTHONPATH": f"{ROOT}/scripts", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    words = [sys.executable, planted.__file__, str(folder)]
+    ranks = [subprocess.Popen(words, env=common | {"RANK": str(rank)}) for rank in range(2)]
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    return folder
+
+
+@pytest.mark.parametrize("name", [*ALONE, *OF_RANKS])
+def test_dumps_of_loops(dumps, name):
+    reference, expected = (ALONE | OF_RANKS)[name]
+    found = compared(dumps / name, dumps / reference)
+    page = markdown(found, name)
+    if expected is None:
+        assert found.first is None, page
+        return
+    named = f"{found.first.kind}; {' | '.join(cause.name for cause in found.causes)}"
+    assert named.startswith(expected), page
+    assert named == expected or expected.endswith(": "), page
+
+
+def test_ids_of_a_model_whose_head_is_tied_to_a_module_dict(dumps):
+    shown = json.loads((dumps / "tied/step-0.json").read_text())
+    assert len(shown["ids"][0][0]) == planted.BATCH
+
+
+def test_parameters_that_are_split_over_ranks_are_refused(dumps):
+    said = (dumps / "refused").read_text()
+    assert said.startswith("0.weight is not the same on this rank and on rank 1.")
+    assert "--merge 'NAME=DIM'" in said
+
+
+def test_an_equal_update_is_equal_with_a_note(dumps):
+    page = markdown(compared(dumps / "reduced in the optimizer", dumps / "plain"), "")
+    assert "Steps 0-3: gradient differs (0.bias: " in page
+    assert "4 differ, see above |" in page
+
+
+def test_the_page_of_the_document_is_that_of_a_loop(dumps):
+    page = markdown(compared(dumps / "last micro-batch not reduced", dumps / "reference"), "")
+    text = re.search(r"```markdown\n(.*?)```", (ROOT / "docs/diagnose.md").read_text(), re.DOTALL)[1]
+    assert {line for line in text.splitlines() if line} <= {*page.splitlines()}
+
+
+def test_weights_of_samples_are_in_a_table_with_the_ranks_that_read_them(dumps):
+    page = markdown(compared(dumps / "last micro-batch not reduced", dumps / "reference"), "")
+    rows = re.findall(r"^\| (\w{16}) \| (\d/\d) \| (\d) \|$", page, re.MULTILINE)
+    assert [row[1:] for row in rows] == [
+        (f"{r}/{m}", w) for r, m, w in ((0, 0, "1"), (0, 1, "2"), (1, 0, "1"), (1, 1, "0")) for _ in "ab"
+    ]
+
+
+# Files alone
+
+RANKS = ("--ranks", "dp=2", "--ranks", "micro-batches=4")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (8, "a factor of 8, the number of ranks along dp times the number of micro-batches or"),
+        (80 / 88, "a factor of 0.909091 (10/11)."),
+        (0.75, "a factor of 0.75, 3 / the number of micro-batches."),
+        (2.0**16, "a factor of 65536, 2^16, as of a loss scale."),
+        (1 + 2e-6, "a factor of 1 + 2e-06."),
+    ],
+)
+def test_a_factor_is_said_by_the_numbers_that_are_known(compare, change, says):
+    precise = {name: value.double() for name, value in TENSORS.items()}
+    assert f"; cause: {says}" in compare({"gradients": times(change, precise)}, {"gradients": precise}, *RANKS)[1]
+
+
+@pytest.mark.parametrize("part", [1e-7, 1e-3, 0.3])
+def test_noise_has_no_formula(compare, part):
+    draw = torch.Generator().manual_seed(7)
+    precise = {name: value.double() / 3 for name, value in TENSORS.items()}
+    noisy = {name: value + part * torch.randn(value.shape, generator=draw).double() for name, value in precise.items()}
+    both = [{f"gradients-{step}": precise for step in (0, 1)} | last for last in ({"gradients-1": noisy}, {})]
+    status, page = compare(*both)
+    assert (status, "; no formula fits.**" in page, "--dtype float32" in page) == (1, True, part < 1e-5)
+
+
+def test_a_factor_must_leave_no_more_than_rounding_of_each_tensor(compare):
+    """A gradient with a factor, and one with a little noise besides."""
+    scaled = times(2)
+    scaled["up.weight"] = scaled["up.weight"] + 0.01 * DOWN
+    assert "; no formula fits.**" in compare({"gradients": scaled}, {"gradients": TENSORS})[1]
+
+
+def weighted(tmp_path, weights, size, *options, **metadata):
+    """The page of a gradient in which samples have these weights; of the reference two steps are known."""
+    draw = torch.Generator().manual_seed(3)
+    own, more = torch.randn(len(weights), size, generator=draw).double(), torch.randn(2, size, generator=draw).double()
+    other = dump(tmp_path / "other", {"gradients-0": {"x": torch.tensor(weights).double() @ own}})
+    files = {"gradients-0": {"x": own.sum(0)}, "gradients-1": {"x": more[0]}, "gradients-2": {"x": more[1]}}
+    reference = dump(tmp_path / "reference", files)
+    save_file({"x": own}, reference / "samples-0.safetensors", metadata)
+    return markdown(compared(other, reference, *options), "")
+
+
+def test_two_unknowns_need_few_values(tmp_path):
+    """32 samples on two ranks, and a gradient of 38 values."""
+    page = weighted(tmp_path, [2] * 16 + [0] * 16, 38, "--ranks", "dp=2")
+    assert (
+        "cause: one rank's samples: only rank 0 of 2 counts, 2 times: not reduced, or all ranks read the same " in page
+    )
+
+
+@pytest.mark.parametrize(("weights", "size"), [([1, 3, 0.5, 2, 1, 1, 4, 0.2], 8), ([3, 1, 2.5, 1], 3)])
+def test_as_many_unknowns_as_values_explain_nothing(tmp_path, weights, size):
+    assert "no formula fits.**" in weighted(tmp_path, weights, size)
+
+
+def test_a_weight_of_each_sample_is_no_cause(tmp_path):
+    """Another loss, or other targets, of a model with one output give each sample some weight."""
+    page = weighted(tmp_path, [1, 3, 0.5, 2, 1.25, 1, 4, 0.2], 60)
+    assert "no formula fits.**" in page
+    assert "- As a sum of the step's samples with weights from 0.2 to 4, the gradient is explained: " in page
+
+
+def test_metadata_that_do_not_fit_are_an_error(tmp_path):
+    with pytest.raises(InputError, match=r"its metadata `targets` is not a list of 4 values in JSON"):
+        weighted(tmp_path, [2, 0, 1, 1], 30, targets="3")
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, "initial"), (torch.float64, "gradients-0")])
+def test_a_cast(compare, dtype, kind):
+    usual = {name: value.to(dtype) for name, value in TENSORS.items()}
+    low = {name: value.bfloat16().to(dtype) for name, value in usual.items()}
+    assert "; cause: cast: this training's are rounded to bfloat16.**" in compare({kind: low}, {kind: usual})[1]
+
+
+def test_a_transposed_square_weight(compare):
+    square = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+    page = compare({"initial": {"up.weight": UP, "x": square.T}}, {"initial": {"up.weight": UP, "x": square}})[1]
+    assert "(1 of 2, first x); cause: transposed: x.**" in page
+
+
+def test_a_gradient_of_another_step(compare):
+    reference = {f"gradients-{step}": {"up.weight": UP.roll(step, 0)} for step in range(3)}
+    _, page = compare(reference | {"gradients-1": {"up.weight": UP}}, reference)
+    assert "step 1, gradient (up.weight); cause: another step: that of step 0.**" in page
+
+
+def test_a_gradient_that_only_one_training_has_is_a_difference(compare):
+    frozen = {"gradients-0": {"up.weight": UP}}
+    assert "cause: no gradient: down.weight.**" in compare(frozen, {"gradients-0": TENSORS})[1]
+    page = compare({"gradients-0": TENSORS}, frozen)[1]
+    assert "no formula fits.**" in page
+    assert re.search(r"Without a gradient in `\S+/reference`, where it counts as 0: down.weight.", page)
+    assert compare(frozen, {"gradients-0": TENSORS | {"down.weight": 0 * DOWN.T}})[0] == 0
+
+
+def test_samples_with_other_names_are_the_same_ones_if_numbers_say_so(compare, tmp_path):
+    for name, ids in (("other", "[[1, 2]]"), ("reference", "[[3, 4]]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "step-0.json").write_text(f'{{"ids": {ids}}}')
+    assert compare({"gradients-0": TENSORS}, {"gradients-0": TENSORS})[0] == 0
+    assert (
+        "gradient (2 of 2, first down.weight); cause: a factor of 3"
+        in compare({"gradients-0": times(3)}, {"gradients-0": TENSORS})[1]
+    )
+    page = compare({"gradients-0": {"up.weight": DOWN}}, {"gradients-0": {"up.weight": UP}})[1]
+    assert "step 0, samples; cause: other samples: the reference reads none of them" in page
+
+
+def test_hints_say_what_would_tell_more(compare):
+    noise = {name: value + 0.2 * torch.randn(value.shape) for name, value in TENSORS.items()}
+    _, page = compare({"gradients-0": TENSORS, "gradients-1": noise}, {"gradients-0": TENSORS, "gradients-1": TENSORS})
+    hints = page.partition("## What would tell more")[2]
+    for each in ("`dumped.samples(losses)`", "`dumped.note(ids=...)`", "`--twin`", "float64", "`--ranks dp=N`"):
+        assert each in hints
