@@ -237,7 +237,7 @@ def page(found: dict[str, dict[str, Proof]]) -> str:
     for kind in proofs:
         of = published().get(kind)
         notes = [f"published: {of['name']} ({of['source']})" if of else "its class's default"]
-        lines.append(f"- {kind}: {'; '.join([*notes, *tiny_config.unproven(configuration(kind))])}")
+        lines.append(f"- {kind}: {'; '.join([*notes, *tiny_config.about(configuration(kind))])}")
     if left := {kind: of_kind[""].reason for kind, of_kind in found.items() if "" in of_kind}:
         lines += ["", "## Types without a tiny model", ""]
         lines += [f"- {kind}: {plain(reason)}" for kind, reason in left.items()]

@@ -281,7 +281,7 @@ class Experts(Layers):
 
     def forward(self, x):
         h = F.gelu(self.first(x))
-        chosen, out = (2 * x[:, 0].abs()).long().clamp(max=3), torch.zeros_like(h)
+        chosen, out = (9 * x[:, 0].abs()).long() % 4, torch.zeros_like(h)
         for number in self.called(chosen):
             rows = (chosen == number).nonzero()[:, 0]
             out = out.index_add(0, rows, self.experts[number](h[rows]))

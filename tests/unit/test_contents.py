@@ -156,7 +156,8 @@ def test_what_trains_unequally_is_noted_with_the_key_that_helps(checked):
     names = "model pooled_batch_norm has batch norm (norm)"
     options = {"find_unused_parameters": True}
     found = checked("pooled_batch_norm", "single", "ddp", "fsdp", options=options)
-    assert [note for note in found if note.startswith(f"ddp, fsdp: {names}; statistics are of each rank's own samples")]
+    begin = f"ddp, fsdp and strategies alike: {names}; statistics are of each rank's own samples"
+    assert [note for note in found if note.startswith(begin)]
     assert checked("pooled_batch_norm", "single", "ddp", options=options, sync_batch_norm=True) == []
     more = {"sync_batch_norm": True, "gradient_accumulation_steps": 2}
     assert "of each micro-batch" in checked("pooled_batch_norm", "ddp", options=options, **more)[0]
@@ -169,9 +170,9 @@ def test_dropout_is_noted_with_what_switches_it_off(checked):
         ({"dropout": 0.0, "function": 0.2}, "in its forward"),
     ):
         assert checked("dropped", "single", "ddp", "zero3", args=args) == [
-            f"ddp, zero3: model dropped has dropout, or other random numbers in training ({named}); strategies draw "
-            "other masks than one device, so expect unequal results; to compare them, set these to 0 under `model:` in "
-            "the workload's file."
+            f"ddp, zero3 and strategies alike: model dropped has dropout, or other random numbers in training "
+            f"({named}); strategies draw other masks than one device, so expect unequal results; to compare them, set "
+            "these to 0 under `model:` in the workload's file."
         ]
     assert checked("dropped", "single", "ddp", "zero3", args={"dropout": 0.0}) == []
 

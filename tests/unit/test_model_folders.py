@@ -1,9 +1,11 @@
 """A transformers model's folder: its weights are all used and all needed, and its config.json describes a model."""
 
 import json
+import math
 import re
 import sys
 import tempfile
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -107,6 +109,33 @@ def test_what_the_library_reads_as_the_same_model_is_taken(tmp_path, capsys, kin
     assert "note:" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda weights: weights | {"model.norm.weight": torch.full((32,), math.nan)},
+            "not finite (model.norm.weight)",
+        ),
+        (
+            lambda weights: weights | {"lm_head.weight": weights["model.embed_tokens.weight"] / 2},
+            "have other values for",
+        ),
+    ],
+)
+def test_values_that_contradict_the_configuration_are_refused(tmp_path, change, words):
+    path = transformers_models.make("qwen3", tmp_path) / "model.safetensors"  # tied
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=re.escape(words)):
+        create(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("mixtral", True), ("llama4_text", False)])
+def test_a_loss_of_the_router_is_refused_where_the_library_has_one(tmp_path, kind, refused):
+    tiny_config.write(CONFIG_MAPPING[kind](output_router_logits=True), tmp_path)
+    with pytest.raises(UserError, match="the router's auxiliary loss") if refused else nullcontext():
+        _transformers.check("language_modelling", str(tmp_path), {})
+
+
 def test_weights_in_several_files_are_taken_and_a_missing_one_is_named(tmp_path):
     transformers.LlamaForCausalLM(transformers_models.CONFIGS["llama"]).save_pretrained(tmp_path, max_shard_size="20KB")
     create(tmp_path)
@@ -175,7 +204,7 @@ def test_a_config_that_describes_no_model_is_one_sentence(tmp_path, monkeypatch,
 
 def test_heads_that_differ_by_layer_are_read_of_each_layer(tmp_path):
     tiny_config.write(CONFIG_MAPPING["dots3_note_text"](), tmp_path, tensor_parts=2)
-    config = tiny_config.read(tmp_path)
+    config, _ = _transformers.configuration(tmp_path, {})
     others = {"num_attention_heads": 3, "num_key_value_heads": 3}
     config.per_layer_config = {n: others for n, kind in enumerate(config.layer_types) if kind == "sliding_attention"}
     config.save_pretrained(tmp_path)

@@ -78,7 +78,7 @@ def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
     _transformers.check(written.task, str(folder), {})
     tiny_config.write(config, tiny)
     proofs = []
-    print("\n".join([*tiny_config.unproven(config), proof_table.HEAD]), flush=True)
+    print("\n".join([*tiny_config.about(config), proof_table.HEAD]), flush=True)
     for proof in prove(tiny, dict.fromkeys(names), written):
         proofs.append(proof)
         print(proof_table.line(proof), flush=True)

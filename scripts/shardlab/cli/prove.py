@@ -25,7 +25,7 @@ def main() -> None:
     parts = max((each["tensor_parts"] for each in strategies.values()), default=1)
     proofs = of_workload.check(run, strategies, args.output.with_name(proven.FILE), parts)
     config, _ = configuration(str(run.model.folder), run.model.args)
-    above = [*tiny_config.unproven(config), proof_table.HEAD]
+    above = [*tiny_config.about(config, of_workload.longest(run)), proof_table.HEAD]
     table = "\n".join([*above, *map(proof_table.line, proofs), "", *proof_table.summary(proofs)])
     print(table)
     args.output.write_text(f"{table}\n", encoding="utf-8")

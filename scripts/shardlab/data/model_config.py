@@ -73,6 +73,8 @@ class ModelConfig:
             key = next((key for key in keys if isinstance(self.keys.get(key), int)), None)
             if key is None or not isinstance(options.get(option), int):
                 continue
+            if option == "sequence_length" and "document_tokens" in options:  # positions begin again in each document
+                continue
             used = self.keys.get("pad_token_id", 1) + 1 if AFTER_PAD.fullmatch(kind) else 0
             if options[option] > (positions := self.keys[key] - used):
                 raise UserError(

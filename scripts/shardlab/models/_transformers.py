@@ -3,6 +3,7 @@
 import dataclasses
 import logging as standard_logging
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import partial
@@ -62,11 +63,6 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             f"{folder}: its config.json ({type(config).__name__}) has no key {min(unknown)}; "
             "remove it from the workload's file, or use a model that has it."
         )
-    if getattr(config.get_text_config(), ROUTER_LOSS, False):
-        raise UserError(
-            f"{folder}: its config.json asks for the router's auxiliary loss ({ROUTER_LOSS}), which no strategy "
-            f"trains; set {ROUTER_LOSS} to false, there or under `model:` of the workload's size."
-        )
     config.use_cache = False
     auto = getattr(transformers, name)
     loaded: dict[str, Any] = {}
@@ -93,6 +89,12 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             f"{folder} cannot be read as a model for {task} ({name}): {reason}; correct its config.json or the keys "
             "under `model:`, or name a folder written by save_pretrained."
         ) from error
+    adds_loss = hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func")
+    if adds_loss and getattr(config.get_text_config(), ROUTER_LOSS, False):
+        raise UserError(
+            f"{folder}: its config.json asks for the router's auxiliary loss ({ROUTER_LOSS}), which no strategy "
+            f"trains; set {ROUTER_LOSS} to false, there or under `model:` of the workload's size."
+        )
     if pretrained:
         _check_weights(folder, model, loaded, task)
     # In its class, not by a wrapper around the model: the weights keep the names that the library knows.
@@ -122,6 +124,7 @@ CONSTANTS = re.compile(r"(.*\.)?(position_ids|masked_bias)")
 
 def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], task: str) -> None:
     """Check what the library reports of loading a folder's weights; print a note if a classifier's head is new."""
+    config = model.config.get_text_config()
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     theirs = {name: tuple(found) for name, found, _ in loaded["mismatched_keys"]}
     missing = {*loaded["missing_keys"]}
@@ -140,6 +143,16 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], task: str
             f"the weights in {folder} are not those of the {kind} that its config.json and the keys under `model:` "
             f"describe ({len(shapes)} tensors): {', '.join(wrong)}; correct the sizes, name a folder that "
             f"{kind}.save_pretrained wrote, or draw new weights with `pretrained: false` under `model:`."
+        )
+    if infinite := {name for name, value in model.named_parameters() if not value.isfinite().all()}:
+        raise UserError(f"the weights in {folder} are not finite ({_first(infinite)}); make that folder again.")
+    ends = [
+        end.weight for end in (model.get_input_embeddings(), model.get_output_embeddings()) if hasattr(end, "weight")
+    ]
+    if getattr(config, "tie_word_embeddings", False) and len(ends) > 1 and ends[0] is not ends[1]:
+        raise UserError(
+            f"{folder}: its config.json ties the output layer to the embedding (tie_word_embeddings), and its weights "
+            "have other values for each; set tie_word_embeddings to false, or remove the output layer's weights."
         )
     if new:
         print(f"note: {_first(new)} of {folder} are drawn anew, for the {model.config.num_labels} classes of the data")

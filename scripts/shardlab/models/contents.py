@@ -92,7 +92,7 @@ def check_all(run: Run, model: nn.Module, runs: list[Run], seen: Mapping[str, li
     for each in runs:
         for note in notes(each, properties[each.strategy]):
             sentences[note].append(each.strategy)
-    return [f"{', '.join(names)}: {note}" for note, names in sentences.items()]
+    return [f"{', '.join(names)} and strategies alike: {note}" for note, names in sentences.items()]
 
 
 def refusal(run: Run, properties: Mapping[str, list[str]]) -> str | None:

@@ -66,8 +66,6 @@ def _why(proof: Proof, equal: list[str], *, packed: bool) -> str:
     if proof.verdict == "refused":
         return proof.reason
     use = proof_table.remedy(proof.strategy, equal)
-    if packed and not equal:
-        use = "use task language_modelling, or a model that tells the documents of a row apart"
     if proof.verdict == "differs":
         one = "its documents one at a time" if packed else "one process"
         return f"at tiny sizes a step is not that of {one}: {proof.reason}; {use}."
@@ -83,7 +81,7 @@ def _proofs(
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         config, _ = _transformers.configuration(run.model.folder, run.model.args)
-        tiny_config.write(config, folder, tensor_parts, _longest(run))
+        tiny_config.write(config, folder, tensor_parts, longest(run))
         keys = {name: _key(folder, name, settings, written) for name, settings in strategies.items()}
         first = {key: name for name, key in reversed(keys.items()) if key not in known}
         missing = {name: strategies[name] for name, key in keys.items() if first.get(key) == name}
@@ -94,7 +92,7 @@ def _proofs(
             yield Proof(*(made.get(key) or known[key]))._replace(strategy=name)
 
 
-def _longest(run: Run) -> int | None:
+def longest(run: Run) -> int | None:
     """Return the number of tokens of the longest sequence that a run trains; None if its data has no such limit."""
     return max((length for key in model_config.LENGTHS if (length := run.data.options.get(key))), default=None)
 

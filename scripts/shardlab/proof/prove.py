@@ -60,8 +60,8 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
         (answer,) = ranks(1).call(one_process, single, place)
         if answer.refusal or answer.failure:
             raise UserError(answer.refusal or f"the model of {folder} does not run in one process: {answer.failure}.")
-        if other_loss := answer.value:
-            yield from (Proof(name, "refused", other_loss) for name in strategies)
+        if refusal := answer.value:
+            yield from (Proof(name, "refused", refusal) for name in strategies)
             return
         for name, settings in strategies.items():
             started = time.monotonic()

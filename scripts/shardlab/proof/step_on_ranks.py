@@ -32,6 +32,8 @@ NOISE = 0.1
 """Standard deviation of what is added to initial weights: norms of ones and biases of zeros would hide mistakes."""
 LOSS_TOLERANCE = 1e-6
 """Of the library's own loss, which may compute in float32."""
+DOCUMENTS_TOLERANCE = 1e-9
+"""Of the loss of packed rows, in float64."""
 FLOORS = {GRADIENT: 1e-5, UPDATED: 1e-3}
 """A parameter's values are compared relative to their largest, or to this part of the model's largest: a bias in front
 of a softmax has a gradient of nothing but rounding, and Adam's first update is a gradient by its size.
@@ -48,7 +50,8 @@ class Difference(NamedTuple):
 def one_process(run: Run, folder: Path) -> str:
     """Write a tiny model's weights, and what the plain model computes from them in one step, without any engine.
 
-    Return a sentence if the library would train it with another loss; empty if not.
+    Return a sentence if no strategy trains it, and one device does not evaluate it, as the library would with another
+    loss, or with one document in each row; empty if not.
     """
     dtype = getattr(torch, run.recipe.dtype)
     model = models.build(run.model, run.task, dtype)
@@ -58,9 +61,10 @@ def one_process(run: Run, folder: Path) -> str:
     task = _task(run, folder)
     micro = task.micro_batch("train", np.arange(run.recipe.global_batch_size))
     model.train()
-    other_loss = _other_loss(model, micro.batch["inputs"]) if run.task == "language_modelling" else ""
+    refusal = _other_loss(model, micro.batch["inputs"]) if run.task == "language_modelling" else ""
     if task.packed:
         total = _one_document_at_a_time(model, micro.batch)
+        refusal = _of_documents(task, model, micro, total)
     else:
         total = task.counted_loss(task.outputs(model, micro.batch), micro)
     loss = total / task.targets_in(micro.batch)
@@ -77,7 +81,7 @@ def one_process(run: Run, folder: Path) -> str:
     expected |= {GRADIENT + name: gradient for name, gradient in gradients.items()}
     expected |= {UPDATED + name: (value - before[name]).detach() for name, value in parameters.items()}
     save_file({name: value.contiguous() for name, value in expected.items()}, folder / EXPECTED)
-    return other_loss
+    return refusal
 
 
 def _other_loss(model: nn.Module, tokens: Tensor) -> str:
@@ -96,6 +100,19 @@ def _other_loss(model: nn.Module, tokens: Tensor) -> str:
         f"the library's own loss is {loss:.4f} at tiny sizes, where the cross-entropy is {shifted:.4f}: config.json "
         "asks for another term, which no strategy trains; set its coefficient to 0 under `model:` of the workload's "
         "size."
+    )
+
+
+def _of_documents(task: tasks.Task, model: nn.Module, micro: tasks.MicroBatch, alone: Tensor) -> str:
+    """Return a sentence if the loss of packed rows is not that of their documents ``alone``."""
+    with torch.no_grad():
+        packed = task.counted_loss(task.outputs(model, micro.batch), micro)
+    if torch.isclose(packed, alone.detach(), rtol=DOCUMENTS_TOLERANCE):
+        return ""
+    return (
+        "rows of several documents are not trained as documents one at a time: at tiny sizes their loss differs by "
+        f"{float((packed / alone - 1).abs()):.0e}; use task language_modelling, or a model that tells the documents of "
+        "a row apart."
     )
 
 

@@ -4,6 +4,7 @@ What decides about its layers (activations, norms, ties, kinds of layers) stays.
 blocks, positions) becomes smaller than a proof's sequence, so that there are tokens on both sides of it.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig
 from transformers.models.auto import modeling_auto
+from transformers.utils import logging
 
 from shardlab.errors import UserError
 from shardlab.models._transformers import CLASSES, EXPERTS_PER_TOKEN
@@ -46,7 +48,7 @@ LENGTHS: list[tuple[str, int]] = [
     (r"floor_scale|\w+_floor|rel_extent|mem_len", 6),
     (r"\w*budget", LENGTH // 2),
     (r"(index_|sparse_)?block_size|\w*compress_(ratio|rate)s?|(heavily_)?compressed_(sparse_)?attention", 4),
-    (r"index_topk", LENGTH // 2),
+    (r"index_topk", 3),
     (r"index_topk_blocks|(index_)?(local|init)_blocks", 1),
     (r"(mamba_|linear_)?chunk_size", 8),
     (r"\w*num_buckets", 8),
@@ -120,23 +122,32 @@ def tiny(config: PreTrainedConfig, *, fill: bool = False, longest: int | None = 
     Raises:
         UserError: the class does not take these sizes together.
     """
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # warnings about sizes that are nobody's
     try:
         made: list[PreTrainedConfig] = [
             type(config)(**_Rules(fill, longest, positions).shrunk(config.to_dict(), None))
             for positions in (CROSSED, POSITIONS)
         ]
-        few, many = map(_shapes, made)
+        few, many = map(_look, made)
     except Exception as error:  # each class checks in its own way
         reason = " ".join(str(error).split())
         raise UserError(f"no rule of proof/tiny_config.py makes a tiny {type(config).__name__}: {reason}.") from error
-    return made[few != many]  # a table of positions has none beyond
+    return made[few != many]  # a model with a table of positions has none beyond
 
 
-def unproven(config: PreTrainedConfig) -> list[str]:
-    """Return sentences on what a tiny model of this configuration does not show: rates of dropout, and numbers of which
-    no rule knows whether tokens are counted with them.
+def about(config: PreTrainedConfig, longest: int | None = None) -> list[str]:
+    """Return sentences on what a tiny model of this configuration shows: the lengths that its sequences exceed; and on
+    what it does not: rates of dropout, and numbers of which no rule knows whether tokens are counted with them.
+
+    ``longest``: see ``tiny``.
     """
     values = dict.fromkeys(_numbers(config.to_dict()))
+    lengths = [pattern for pattern, _ in LENGTHS if "budget" not in pattern and "blocks" not in pattern]
+    exceeded = [
+        f"{key} {value}"
+        for key, value in values
+        if any(re.fullmatch(pattern, key) for pattern in lengths) and 1 < value < (longest or math.inf)
+    ]
     rates = [f"{key} {value}" for key, value in values if RATES.fullmatch(key) and value > 0]
     known = [re.compile(pattern) for pattern, _ in (*LENGTHS, *SIZES)]
     known += [NUMBER_OF_LAYERS, MAXIMUM, RATES, INDICES_OF_LAYERS]
@@ -147,7 +158,11 @@ def unproven(config: PreTrainedConfig) -> list[str]:
         and (EITHER.fullmatch(key) or not NO_LENGTHS.fullmatch(key))
         and not any(each.fullmatch(key) for each in known)
     ]
-    sentences = {"not exercised, as no rule knows whether it is a length": unknown, "proven without dropout": rates}
+    sentences = {
+        "of sequences that exceed": exceeded,
+        "not exercised, as no rule knows whether it is a length": unknown,
+        "proven without dropout": rates,
+    }
     return [f"{sentence}: {', '.join(found)}" for sentence, found in sentences.items() if found]
 
 
@@ -162,11 +177,20 @@ def _numbers(values: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, 
                 yield name, each
 
 
-def _shapes(config: Any) -> list[torch.Size]:
-    """Return the shapes of a model's parameters and buffers."""
+def _look(config: Any) -> tuple[list[torch.Size], bool]:
+    """Return the shapes of a model's parameters and buffers, and whether it takes a proof's sequence, as far as that
+    shows without values.
+    """
+    task = task_of(config)
     with torch.device("meta"):
-        model = getattr(transformers, CLASSES[task_of(config)][0]).from_config(config)
-    return [value.shape for value in (*model.parameters(), *model.buffers())]
+        model = getattr(transformers, CLASSES[task][0]).from_config(config)
+        shapes = [value.shape for value in (*model.parameters(), *model.buffers())]
+        try:
+            if task == "language_modelling":
+                model(torch.zeros(1, LENGTH, dtype=torch.long))
+        except Exception:  # of a table that is no buffer, or of a model that reads values
+            return shapes, False
+    return shapes, True
 
 
 class _Rules:

@@ -167,7 +167,7 @@ def check_proven(run: Run) -> None:
         Unsupported: one was.
     """
     if proven.needs_proof(run) and (why := proven.refusals(weights_of(run.workload)).get(run.strategy)):
-        raise Unsupported(why)
+        raise Unsupported(f"{run.strategy} x {run.workload}: {why}")
 
 
 def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
