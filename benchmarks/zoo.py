@@ -214,8 +214,8 @@ def page(found: dict[str, dict[str, Proof]]) -> str:
     }
     lines = [
         ABOUT,
-        f"transformers {transformers.__version__}, PyTorch {torch.__version__.partition('+')[0]}: {len(proofs)} types, "
-        f"{count} proofs.",
+        f"transformers {transformers.__version__}, PyTorch {torch.__version__.partition('+')[0]}: "
+        f"{len({kind.partition('@')[0] for kind in proofs})} types, {len(proofs)} configurations, {count} proofs.",
         "",
         f"| {title}",
         *(f"| {verdict} | {' | '.join(map(str, counts))} |" for verdict, counts in totals.items()),
