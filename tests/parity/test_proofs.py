@@ -63,6 +63,19 @@ def test_a_sequence_exceeds_each_length_but_a_table_of_positions(kind, crossed):
     assert {key: tiny[key] for key in crossed} == crossed
 
 
+def test_a_model_that_no_process_computes_stays_one():
+    config = transformers.MixtralConfig(num_local_experts=6, num_experts_per_tok=9)
+    tiny = tiny_config.tiny(config)
+    assert tiny.num_experts_per_tok > tiny.num_local_experts
+
+
+def test_few_factors_of_positions_are_enough():
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 36}
+    rope |= {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    config = transformers.GraniteConfig(hidden_size=48, num_attention_heads=4, rope_parameters=rope)
+    assert tiny_config.tiny(config).rope_parameters["long_factor"] == [2.0] * 8
+
+
 def test_a_length_that_no_sequence_exceeds_is_none_in_a_proof():
     assert tiny_config.tiny(transformers.MistralConfig(), longest=4096).sliding_window > LENGTH
     assert tiny_config.tiny(transformers.MistralConfig(), longest=4097).sliding_window < LENGTH

@@ -172,6 +172,8 @@ FAULTY = [
             ("num_kv_heads", "num_key_value_heads", 2),
             ("num_atention_heads", "num_attention_heads", 8),
             ("attention_bais", "attention_bias", True),
+            ("rope_scalling", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
+            ("rope_thetta", "rope_theta", 5e5),
         )
     ),
     ({"model_type": "gemma3", "text_config": {"num_hiden_layers": 2}}, "; did you mean num_hidden_layers? Write that,"),

@@ -204,6 +204,8 @@ def _written(folder: str | Path, args: Mapping[str, Any]) -> dict[str, Any]:
     return read_keys(Path(folder)) | {OURS.get(key, key): value for key, value in args.items()}
 
 
+EARLIER = ("rope_scaling", "rope_theta", "partial_rotary_factor")
+"""Keys of published files that the library makes ``rope_parameters`` of."""
 CLOSE_NUMBER, CLOSE = 0.7, 0.92
 """How alike a key is to the one that was meant (difflib's ratio): a number may be a size by another name, as
 num_kv_heads is; published files have other values for which no model of this library asks, like classif_dropout.
@@ -226,7 +228,9 @@ def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator
         if key in names or key not in vars(config) or hasattr(kind, key) or key.endswith("_token_id"):
             continue
         cutoff = CLOSE_NUMBER if type(value) is int else CLOSE
-        meant = next(iter(get_close_matches(key, free, n=1, cutoff=cutoff)), None)
+        earlier = [name for name in EARLIER if "rope_parameters" in names and name not in values]
+        close = get_close_matches(key, free, n=1, cutoff=cutoff) + get_close_matches(key, earlier, n=1, cutoff=CLOSE)
+        meant = next(iter(close), None)
         if meant and vars(config).get(kind.attribute_map.get(meant, meant)) != value:
             yield key, meant
 

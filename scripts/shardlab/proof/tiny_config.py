@@ -258,7 +258,7 @@ class _Rules:
             elif key == "mrope_section" and value:
                 found[key] = [rotated // 4, rotated // 8, rotated // 8]
             elif key in ("short_factor", "long_factor") and value:
-                found[key] = value[: rotated // 2]
+                found[key] = (value + value[-1:] * rotated)[: rotated // 2]
             else:
                 found[key] = value
         return found
@@ -281,6 +281,8 @@ class _Rules:
         if small == GROUPS and "head" in key:  # one for all query heads, one for each, or in between
             heads = next((each for name, each in values.items() if re.fullmatch(QUERY_HEADS, name)), None)
             return 1 if value == 1 else HEADS if value == heads else GROUPS
+        if EXPERTS_PER_TOKEN.fullmatch(key) and value > _experts(values):  # which no process computes
+            return EXPERTS + 1
         if key == "num_kv_shared_layers" and value == _number_of_layers(values):
             return LAYERS
         rotary = values.get("qk_rope_head_dim")
@@ -295,6 +297,12 @@ class _Rules:
 
     def never_exceeded(self, value: Any) -> bool:
         return self.longest is not None and value is not None and value >= self.longest
+
+
+def _experts(values: dict[str, Any]) -> float:
+    """Return the number of experts; infinite if no key has it."""
+    pattern = next(pattern for pattern, small in SIZES if small == EXPERTS and "experts" in pattern)
+    return next((value for key, value in values.items() if re.fullmatch(pattern, key) and value), math.inf)
 
 
 def _number_of_layers(values: dict[str, Any]) -> int | None:
