@@ -11,7 +11,7 @@ import pytest
 import shardlab
 from helpers.common import ROOT, save_initial, tiny_run
 from shardlab.errors import UserError
-from shardlab.settings import code_fingerprint
+from shardlab.settings import code_fingerprint, load, resolve
 from shardlab.settings.recipe import OPTIMIZERS, OptimizerClass
 from shardlab.train import loop
 
@@ -110,7 +110,6 @@ def test_all_that_a_training_loads_is_among_its_sources_or_decides_no_number(tin
             ["parallel/zero.py", "patches/deepspeed_startup.py"],
         ),
         ("zero2", "xsum", ["parallel/zero.py", "runtime/tasks/summarization.py"], ["parallel/native.py"]),
-        ("cp", "hf_small", ["parallel/library_context.py", "models/_positions.py", "models/_float64.py"], []),
         ("single", "xsum", ["data/package_docstrings.py", "data/_packages.py"], ["data/package_source.py"]),
     ],
 )
@@ -120,6 +119,13 @@ def test_a_run_names_the_files_that_make_its_numbers(strategy, workload, uses, u
     assert {f"scripts/shardlab/{name}" for name in uses} <= named
     assert not {f"scripts/shardlab/{name}" for name in uses_not} & named
     assert not any("/measure/" in name or "/report/" in name or "/launch/" in name for name in named)
+
+
+def test_a_run_names_the_files_that_split_a_transformers_model():
+    run = resolve.run(load.config({}), "cp", "hf_small")
+    named = {*run.sources, *run.model.sources}
+    uses = ("parallel/library_context.py", "models/_positions.py", "models/_float64.py")
+    assert {f"scripts/shardlab/{name}" for name in uses} <= named
 
 
 def test_an_optimizer_of_the_project_is_among_the_code_of_a_run(monkeypatch):
