@@ -141,7 +141,7 @@ FAULTS = [
         f"{S}proof/tiny_config.py",
         "return type(value)(POSITIONS) if self.never_exceeded(value) else",
         "return type(value)(POSITIONS) if True else",
-        at("parity/test_proofs", "test_a_sequence_exceeds_each_length_but_a_table_of_positions[mistral-crossed0]"),
+        at("parity/test_proofs", "test_a_sequence_exceeds_each_length_but_a_table_of_positions[mistral-crossed1]"),
     ),
     Fault(
         "frequencies of the largest position in this rank's part of the sequence",
