@@ -18,6 +18,7 @@ import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,7 @@ def decoders() -> list[str]:
     return sorted(types | {name for name in published() if name.partition("@")[0] in types})
 
 
+@cache
 def published() -> dict[str, dict[str, Any]]:
     """Return {type: {name, source, keys}} of published configurations, also of a type's second one (type@word); keys:
     what is not its class's default.
