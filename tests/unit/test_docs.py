@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 import docs
 from helpers.common import ROOT
@@ -13,7 +12,7 @@ from shardlab.docs_generator.markers import between, block
 from shardlab.report import strategy_docs
 from shardlab.settings import load, resolve
 
-DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "paper.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("scripts", "strategies", "settings", "launch", "report", "training", "config", "tests", "docs", "workflow")
 DOCS += [ROOT / "config/README.md", ROOT / "results/README.md", ROOT / "scripts/traindiff/README.md"]
 
@@ -77,41 +76,9 @@ def test_each_topic_of_the_sources_names_a_file_and_a_test():
     assert not [row for row in rows if not re.fullmatch(r"\| .+? \| `[\w/.-]+`.*? \| `[\w/.]+::\w+` \|", row)]
 
 
-def test_the_paper_has_the_form_of_joss():
-    """Header, sections, length and references as https://joss.readthedocs.io/en/latest/paper.html asks for."""
-    _, header, text = (ROOT / "paper.md").read_text().split("---\n", 2)
-    fields = yaml.safe_load(header)
-    assert {"title", "tags", "authors", "date", "bibliography"} <= fields.keys()
-    assert re.fullmatch(r"\d{1,2} [A-Z][a-z]+ \d{4}", fields["date"])
-    cited_as = yaml.safe_load((ROOT / "CITATION.cff").read_text())["authors"]
-    assert [author["literal"] for author in fields["authors"]] == [author["name"] for author in cited_as]
-    assert re.findall(r"^# (.+)", text, re.MULTILINE) == [
-        "Summary",
-        "Statement of need",
-        "State of the field",
-        "Software design",
-        "Research impact statement",
-        "Limits",
-        "References",
-    ]
-    assert 750 <= len(text.split()) <= 1750
-
-    references = (ROOT / fields["bibliography"]).read_text()
-    entries = re.findall(r"^@\w+\{(\w+),\n(.+?)^\}", references, re.DOTALL | re.MULTILINE)
-    cited = re.findall(r"(?<=[\[ ])@(\w+)", text)
-    assert set(cited) == {key for key, _ in entries}
-    assert len(dict(entries)) == len(entries)
-    for key, entry in entries:
-        assert {"author", "title", "year"} <= {*re.findall(r"^  (\w+) = ", entry, re.MULTILINE)}, key
-        assert re.search(r"^  (doi|url) = ", entry, re.MULTILINE), key
-
-
-def test_numbers_of_runs_and_models_in_running_text_are_those_of_the_configuration_and_the_tables():
+def test_numbers_of_runs_in_running_text_are_those_of_the_configuration():
     every = [name for name in load.config({"strategies": ["all"]}).strategies if name != "single"]
-    types = re.search(r"(\d+) types, ", (ROOT / "docs/models.md").read_text())[1]
-    paper, readme = (" ".join((ROOT / name).read_text().split()) for name in ("paper.md", "README.md"))
-    assert f"any of {len(every)} parallel strategies" in paper
-    assert f"on {types} decoder types of transformers" in paper
+    readme = " ".join((ROOT / "README.md").read_text().split())
     config = load.config({})
     runs = len(resolve.matrix(config)[0])
     assert f"under {len(every)} parallel strategies" in readme
