@@ -116,7 +116,7 @@ pictures: .venv/run
 check-gpu: .venv/dev
 	$(BIN)/python benchmarks/check_gpu.py
 
-# Each but the last (of one test) is compiled within the ones before it, so that all fit into one environment.
+# Each is compiled within the ones before it, so that all fit into one environment.
 # A local build's tag (torch 2.13.0+cpu) is dropped: the host's pip settings choose the build.
 COMPILE := ../$(BIN)/python -m piptools compile --quiet --strip-extras --no-header --no-emit-index-url --no-emit-find-links --annotation-style=line
 # Pin the lock files, from envs/*.in.
@@ -124,7 +124,6 @@ envs: .venv/dev
 	cd envs && $(COMPILE) -o workflow.txt workflow.in
 	cd envs && $(COMPILE) -c workflow.txt -o train.txt train.in && sed -i 's/+cpu//' train.txt
 	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o dev.txt dev.in && sed -i 's/+cpu//' dev.txt
-	cd envs && $(COMPILE) -o validator.txt validator.in
 	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o peers.txt peers.in && sed -i 's/+cpu//' peers.txt
 
 KILLS ?= 1000

@@ -14,7 +14,7 @@ import pytest
 
 from helpers.common import ROOT, tiny_run
 from shardlab import cli
-from shardlab.files import COMMAND, read_json, write_json
+from shardlab.files import read_json, write_json
 from shardlab.records.plan import Plan
 from shardlab.records.reports import TestReport, TrainReport
 from shardlab.records.timeline import Timeline
@@ -68,22 +68,6 @@ def test_every_program_explains_itself():
         assert error == "SystemExit(0)", f"{name}: {error}"
         assert "usage:" in text, name
         assert max(map(len, text.splitlines())) <= 80, f"{name}: its docstring is its --help"
-
-
-def test_words_are_completed(tmp_path):
-    """By Bash itself, with the words of a line up to the cursor."""
-    (tmp_path / "shardlab").write_text(f'#!/bin/sh\nexec {sys.executable} {COMMAND} "$@"\n')
-    (tmp_path / "shardlab").chmod(0o755)
-    code = "source <(shardlab completion); COMP_WORDS=(%s); COMP_CWORD=%d; _shardlab; echo ${COMPREPLY[@]}"
-
-    def completed(*words):
-        line = ["bash", "-c", code % (" ".join(words), len(words) - 1)]
-        path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        return subprocess.run(line, env=os.environ | path, capture_output=True, text=True, check=True).stdout.split()
-
-    assert completed("shardlab", "sta") == ["status"]
-    assert {"fsdp_tp", "fsdp_tp_pp"} <= {*completed("shardlab", "plan", "--strategy", "fsdp_t")}
-    assert completed("shardlab", "plan", "--workload", "ll") == ["llama2"]
 
 
 def test_a_verb_that_does_not_exist_is_one_sentence():

@@ -1,6 +1,5 @@
-"""The workflow as a module of another one, by github(...); and what others take from it: a crate, weights, a report."""
+"""The workflow as a module of another one, by github(...); and what others take from it: weights, a report."""
 
-import json
 import re
 
 import pytest
@@ -8,7 +7,6 @@ import yaml
 from safetensors.numpy import load_file
 
 from helpers.common import ROOT, Tree
-from helpers.crates import complaints
 from helpers.documents import commit
 
 SNAKEFILE = """
@@ -42,7 +40,7 @@ def deployed(make_tree, tmp_path_factory):
     instead = {"KEY": f"url.file://{origin}.insteadOf", "VALUE": "https://github.com/someone/shardlab"}
     environment = {f"GIT_CONFIG_{key}_0": value for key, value in instead.items()} | {"GIT_CONFIG_COUNT": "1"}
     environment |= {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
-    user.run("snakemake", "--cores=2", "all", "results/crate", "results/export/ddp/llama2", **environment)
+    user.run("snakemake", "--cores=2", "all", "results/export/ddp/llama2", **environment)
     user.run("snakemake", "--cores=2", "--report=report.html", "all", **environment)
     return user
 
@@ -54,32 +52,6 @@ def test_a_module_runs_with_its_own_programs_and_the_users_configuration(deploye
     (copy,) = (deployed.path / ".snakemake/shardlab").iterdir()
     assert deployed.json("results/ddp/llama2/train.json")["git_commit"] == copy.name
     assert deployed.json("results/ddp/llama2/run.json")["recipe"]["max_steps"] == 3
-
-
-@pytest.mark.long
-def test_the_crate_names_code_data_and_results_with_their_digests(deployed):
-    graph = {each["@id"]: each for each in deployed.json("results/crate/ro-crate-metadata.json")["@graph"]}
-    (action,) = [each for each in graph.values() if each["@type"] == "CreateAction"]
-    assert action["instrument"] == {"@id": "Snakefile"}
-    assert {"@id": "data/prepared/package_source/dataset.json"} in action["object"]
-    assert {"@id": "results/ddp/llama2/train.json"} in action["result"]
-    assert json.loads((deployed.path / "results/crate/call.json").read_text())["strategies"] == ["single", "ddp"]
-    assert len(graph["results/summary.csv"]["sha256"]) == 64
-    for name, entity in graph.items():
-        if "File" in entity["@type"]:
-            assert (deployed.path / "results/crate" / name).is_file(), name
-    assert not list((deployed.path / "results/crate").rglob("*.safetensors")), "weights are named, not copied"
-
-
-@pytest.mark.long
-def test_the_crate_is_valid(deployed, tmp_path):
-    crate = deployed.path / "results/crate"
-    assert complaints(crate, tmp_path / "validator") == []
-    broken = json.loads((crate / "ro-crate-metadata.json").read_text())
-    broken["@graph"] = [each for each in broken["@graph"] if each["@type"] != "CreateAction"]
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken/ro-crate-metadata.json").write_text(json.dumps(broken))
-    assert complaints(tmp_path / "broken", tmp_path / "validator"), "the validator would see it"
 
 
 @pytest.mark.long

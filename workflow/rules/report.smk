@@ -5,7 +5,6 @@ localrules:
     summarize,
     report,
     bill,
-    crate,
 
 
 rule summarize:
@@ -83,25 +82,3 @@ rule bill:
     shell:
         f"{SHARDLAB} bill"
         " --config {params.config:q} --results results > {log:q} 2>&1"
-
-
-# Workflow Run RO-Crate for archiving or publishing: settings, code, fingerprints, results.
-rule crate:
-    input:
-        FILES.every_result(),
-        "results/summary.csv",
-        "results/summary.md",
-        "results/report.html",
-    output:
-        directory("results/crate"),
-    log:
-        "results/logs/crate.log",
-    conda:
-        environment("workflow")
-    params:
-        config=CONFIG_JSON,
-    message:
-        "Describing the call and its results: results/crate"
-    shell:
-        f"{SHARDLAB} export_rocrate"
-        " --config {params.config:q} --results results --output {output:q} > {log:q} 2>&1"

@@ -20,7 +20,6 @@ VERBS = {
         "report": "draw the report of all runs",
         "bill": "sum up what jobs used, requested and lost",
         "diagnose": "find where two trainings first differ, and why",
-        "completion": "complete verbs, strategies and workloads in Bash",
     },
     "In the course": {
         "lesson": "check what you did in a lesson of docs/course.md",
@@ -39,7 +38,6 @@ VERBS = {
         "compare": "compare a run's final weights with those of single",
         "capture": "write what the first steps of a run read and computed",
         "export": "export weights as a transformers model",
-        "export_rocrate": "describe results as an RO-Crate",
         "collectives": "measure the collectives over all ranks",
         "plot_collectives": "draw what collectives measured",
         "microbatch_sweep": "measure a pipeline by its number of micro-batches",

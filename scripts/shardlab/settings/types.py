@@ -31,7 +31,6 @@ RESERVED = (
     "collectives",
     "microbatch_sweep",
     "preflight",
-    "crate",
     "diagnosis",
     "export",
 )
