@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := @$(BIN)/python scripts/install.py
 packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 
-.PHONY: help try run run-examples matrix watch setup test test-cluster test-all test-long mutants faults tools lint docs site pictures envs zoo bench check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help try run run-examples matrix watch setup test test-cluster test-all test-long mutants faults lint docs site pictures envs zoo bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 # List what can be made.
@@ -80,11 +80,6 @@ mutants: .venv/dev
 faults: .venv/dev
 	$(BIN)/python benchmarks/silent_faults.py
 
-# Ask spmd_types and TrainCheck about published faults.
-# Writes a table of docs/faults.md.
-tools: .venv/peers/made
-	.venv/peers/bin/python benchmarks/other_tools.py
-
 # Run ruff, codespell, snakefmt, mypy and snakemake --lint.
 # Checks also that generated files are up to date.
 lint: .venv/dev
@@ -140,18 +135,13 @@ zoo: .venv/dev
 	$(BIN)/python benchmarks/outsiders.py
 
 # Measure what docs/performance.md holds.
-# Other trainers and the same by hand on two ranks, plans, cp compared with tp and ep with FSDP, checkpoints, 1 to 8
-# ranks, sweeps of up to 10,000 runs.
+# Other trainers and the same by hand on two ranks, plans, and sweeps of up to 10,000 runs.
 bench: .venv/peers/made
 	.venv/peers/bin/python benchmarks/peers.py
 	.venv/peers/bin/python benchmarks/peers.py --strategies ddp fsdp zero2 --sizes middle --rounds 60 --repeats 0 --output results/benchmarks/ranks
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/published.py
-	$(BIN)/python benchmarks/crossovers.py
-	$(BIN)/python benchmarks/checkpoints.py
-	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/sweeps.py
-	$(BIN)/python benchmarks/charts.py
 
 NODES ?= 2
 GPUS ?= 4
