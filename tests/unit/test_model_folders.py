@@ -176,6 +176,7 @@ FAULTY = [
             ("rope_thetta", "rope_theta", 5e5),
         )
     ),
+    (LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_thetta": 5e5}}, "did you mean rope_theta?"),
     ({"model_type": "gemma3", "text_config": {"num_hiden_layers": 2}}, "; did you mean num_hidden_layers? Write that,"),
 ]
 """Contents of a config.json, and what is said of it."""

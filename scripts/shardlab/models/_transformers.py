@@ -15,6 +15,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import RopeParameters
 from transformers.utils import logging
 
 from shardlab.errors import UserError
@@ -225,6 +226,8 @@ def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator
     for key, value in values.items():
         if isinstance(value, dict) and isinstance(vars(config).get(key), PreTrainedConfig):
             yield from _misspelled(vars(config)[key], value)
+        if isinstance(value, dict) and key in ("rope_scaling", "rope_parameters"):
+            yield from _misspelled_positions(value)
         if key in names or key not in vars(config) or hasattr(kind, key) or key.endswith("_token_id"):
             continue
         cutoff = CLOSE_NUMBER if type(value) is int else CLOSE
@@ -233,6 +236,16 @@ def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator
         meant = next(iter(close), None)
         if meant and vars(config).get(kind.attribute_map.get(meant, meant)) != value:
             yield key, meant
+
+
+def _misspelled_positions(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the same of rotary positions, which some models have for each kind of layers."""
+    known = RopeParameters.__annotations__.keys()
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _misspelled_positions(value)
+        elif key not in known:
+            yield from ((key, meant) for meant in get_close_matches(key, known - values.keys(), n=1, cutoff=CLOSE))
 
 
 def _reason(error: Exception, values: Mapping[str, Any]) -> str:
