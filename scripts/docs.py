@@ -45,10 +45,13 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.site:
+        write_schemas(args.site)
         write_text(args.site / "docs/messages.md", messages.page())
         for name, text in site_pages.pages().items():
             write_text(args.site / f"docs/sites/{name}.md", text)
         return
+    if not args.check:
+        write_schemas(ROOT)
     for path, text in generated(args.summary, whole=args.check).items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
@@ -63,12 +66,7 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
 
     ``whole``: the matrix must have every strategy, which fails for one that was just added.
     """
-    schemas = {name: kind.model_json_schema() for name, kind in SCHEMAS.items()}
-    schemas["strategies"] = TypeAdapter(dict[str, types.Strategy]).json_schema()
-    files = {
-        ROOT / "workflow" / "schemas" / f"{name}.json": json.dumps(schema, indent=2) + "\n"
-        for name, schema in schemas.items()
-    }
+    files: dict[Path, str] = {}
     tables: dict[str, type[BaseModel]] = {
         "config": config.Config,
         "workload": types.Workload,
@@ -107,6 +105,14 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     files[readme] = fill(readme, {"losses": readme_losses(shown)})
     files |= {exercises.FOLDER / f"{name}.py": exercises.text(name) for name in exercises.EXERCISES}
     return files
+
+
+def write_schemas(project: Path) -> None:
+    """Write the JSON schemas that the first lines of the YAML files name, for editors; Git does not hold them."""
+    schemas = {name: kind.model_json_schema() for name, kind in SCHEMAS.items()}
+    schemas["strategies"] = TypeAdapter(dict[str, types.Strategy]).json_schema()
+    for name, schema in schemas.items():
+        write_text(project / "workflow/schemas" / f"{name}.json", json.dumps(schema, indent=2) + "\n")
 
 
 def readme_losses(shown: str) -> str:

@@ -82,7 +82,9 @@ def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
     for proof in prove(tiny, dict.fromkeys(names), written):
         proofs.append(proof)
         print(proof_table.line(proof), flush=True)
-    print("\n".join(["", *proof_table.summary(proofs), "No weights were read: a training refuses those that do not fit."]))
+    print(
+        "\n".join(["", *proof_table.summary(proofs), "No weights were read: a training refuses those that do not fit."])
+    )
     return proofs
 
 
