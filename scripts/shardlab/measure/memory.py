@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardlab.measure import workspaces
 from shardlab.patches import torch_storage
 from shardlab.records.reports import Kind
 
@@ -64,8 +63,6 @@ class Memory(TorchDispatchMode):
         if any("DTensor" in kind.__name__ for kind in types):
             return NotImplemented  # it is dispatched again as its component operators
         result = func(*args, **(kwargs or {}))
-        if self.fake:
-            result = workspaces.kept(func, args, result)
         name = func.overloadpacket.__name__
         if kernel := ATTENTION.match(name):
             self.attention = kernel[1] or "math"
