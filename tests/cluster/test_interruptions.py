@@ -99,7 +99,7 @@ def test_preemption(struck):
 def test_a_node_is_lost_while_two_new_calls_follow(struck):
     """The first driver died long ago. All processes of one node end; both calls see the run finish."""
     learner, _, job, since = struck
-    calls = [learner.start(*snakemake(TARGET, config=CONFIG, flags=["--nolock"])) for _ in range(2)]
+    calls = [learner.start(*snakemake(TARGET, config=CONFIG)) for _ in range(2)]
     logs = learner.path / ".snakemake/log"
     follows = f"{job} {FOLLOWED}"
     until("both to follow it", lambda: sum(follows in log.read_text() for log in logs.iterdir()) == len(calls))
