@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,10 @@ def test_locks_of_a_killed_driver_go_and_one_that_lives_is_waited_for(tmp_path):
     said = waiting.stderr.readline()
     assert said.startswith(f"Process {os.getpid()} on {os.uname().nodename} runs the jobs of another call in this fol")
     assert waiting.poll() is None
+    ended = another_call()
+    assert ended.stderr.readline() == said
+    ended.send_signal(signal.SIGINT)
+    assert (ended.wait(30), ended.stderr.read()) == (-signal.SIGINT, "")
     assert locks.exists(), "this process holds them"
     snakemake_lock._held.pop().close()
     assert waiting.wait(30) == 0

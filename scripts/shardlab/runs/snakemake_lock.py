@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import uuid
 from collections.abc import Iterable
@@ -113,6 +114,7 @@ def take(folder: Path) -> None:
     file = (place / "driver.lock").open("a+", encoding="utf-8")
     if not flock(file, PATIENCE):
         host, _, number = _last(file).partition(" ")
+        handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # without Python's traceback
         print(
             f"Process {number} on {host} runs the jobs of another call in this folder. This call waits until that one "
             "has ended, then goes on; Ctrl-C ends this one alone.",
@@ -120,6 +122,7 @@ def take(folder: Path) -> None:
             flush=True,
         )
         fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        signal.signal(signal.SIGINT, handler)
     host = _last(file).partition(" ")[0]
     if host and host != os.uname().nodename and any((place / "locks").glob("*")):
         return
