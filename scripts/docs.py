@@ -20,7 +20,7 @@ from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.report import strategy_docs
 from shardlab.report.summary import MEMORY_KINDS
-from shardlab.settings import config, learning_rate, load, model_rules, recipe, resolve, sites, types
+from shardlab.settings import config, learning_rate, load, model_rules, recipe, resolve, run_identity, sites, types
 
 SCHEMAS: dict[str, type[BaseModel]] = {"config": config.Config, "workload": types.Workload, "site": sites.Site}
 """Schemas of the files that people edit, for their editors."""
@@ -80,7 +80,8 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     }
     config_readme = load.CONFIG / "README.md"
     blocks = {name: key_table(kind) for name, kind in tables.items()} | {
-        "site keys": key_table(sites.Site, SITE_GROUPS)
+        "site keys": key_table(sites.Site, SITE_GROUPS),
+        "edits": edits_table(),
     }
     files[config_readme] = fill(config_readme, blocks)
     reliability = ROOT / "docs/reliability.md"
@@ -150,6 +151,15 @@ def code_difference(name: str) -> str:
     before, after = (text.partition('"""\n\n')[2].splitlines() for text in (plain, own))
     changed = [*difflib.unified_diff(before, after, n=2, lineterm="")][2:]
     return "\n".join(["```diff", *("..." if line.startswith("@@") else line for line in changed[1:]), "```"])
+
+
+def edits_table() -> str:
+    """Format a Markdown table of the keys of which an edit trains a finished run again, and of those that do not."""
+    lines = ["| keys of | trained again | place: not | time: not |", "| --- | --- | --- | --- |"]
+    for section, classes in run_identity.KEYS.items():
+        cells = [" ".join(f"`{key}`" for key in names.split()) for names in classes.values()]
+        lines.append(f"| {section} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def key_table(kind: type[BaseModel], groups: dict[str, type[BaseModel]] | None = None) -> str:

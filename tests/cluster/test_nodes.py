@@ -60,8 +60,7 @@ def test_all_gpus_of_two_nodes_and_none(learner):
     since = now()
     learner.snakemake("data/prepared/pairs/dataset.json")
     calls = [
-        learner.start(*snakemake(f"results/{name}/mlp.done", config=config, flags=["--nolock"]))
-        for name, (_, config) in sizes.items()
+        learner.start(*snakemake(f"results/{name}/mlp.done", config=config)) for name, (_, config) in sizes.items()
     ]
     for call in calls:
         learner.finish(call)

@@ -261,8 +261,8 @@ FAULTS = [
     Fault(
         "a stage that needs no GPU asks for one",
         f"{RUNS}/slurm.py",
-        'if gpus == "gres":',
-        'if slurm.gpus == "gres":',
+        'if gpus == "gres" and',
+        'if slurm.gpus == "gres" and',
         at("unit/test_sites", "test_a_stage_that_needs_no_gpu_need_not_ask_for_one"),
     ),
     Fault(

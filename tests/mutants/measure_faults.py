@@ -162,8 +162,8 @@ FAULTS = [
     Fault(
         "runs with other micro-batches share a plan",
         PLAN,
-        '"keep_best", *run_identity.WHEN)',
-        '"keep_best", "gradient_accumulation_steps", *run_identity.WHEN)',
+        '"on_nonfinite", "keep_best")',
+        '"on_nonfinite", "keep_best", "gradient_accumulation_steps")',
         at("unit/test_plan", "test_runs_share_a_plan_only_if_no_tensor_differs"),
     ),
     Fault(

@@ -93,7 +93,7 @@ FAULTS = [
     Fault(
         "an edited script goes on with its checkpoints",
         ATTEMPTS,
-        "script_place.has_checkpoints(self.folder) and not self.attempts",
+        "script_place.has_checkpoints(self.folder) and not self.own",
         "False",
         contract("test_status_says_what_becomes_of_a_script_s_checkpoints"),
     ),

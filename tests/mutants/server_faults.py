@@ -6,9 +6,9 @@ SERVER, IDENTITY = f"{S}runs/forkserver.py", f"{S}settings/run_identity.py"
 NOTHING = at("unit/test_forkserver", "test_a_job_has_nothing_of_the_server_but_what_imports_set_for_themselves")
 WATCHED = at("unit/test_forkserver", "test_every_file_of_the_code_is_watched")
 NEW = at("unit/test_forkserver", "test_where_nothing_can_be_forked_jobs_are_new_processes")
-KEYS = at("unit/test_plan", "test_a_run_s_numbers_depend_on_every_key_but_those_of_checkpoints")
-PLACE = at("unit/test_plan", "test_a_run_s_numbers_do_not_depend_on_its_place")
-DIGESTS = at("unit/test_plan", "test_digests_and_differences_of_settings")
+KEYS = at("unit/test_run_identity", "test_an_edit_trains_a_finished_run_again_if_the_key_determines_numbers")
+PLACE = at("unit/test_run_identity", "test_a_run_s_numbers_do_not_depend_on_its_place")
+DIGESTS = at("unit/test_run_identity", "test_digests_and_differences_of_settings")
 
 FAULTS = [
     # What the server leaves to its jobs.
@@ -67,15 +67,17 @@ FAULTS = [
         at("unit/test_code_fingerprint", "test_a_training_of_edited_code_ends_before_its_first_step"),
     ),
     # What a run is known by.
-    Fault("runs of any length have the same numbers", IDENTITY, "WHEN = (", 'WHEN = ("epochs", ', KEYS),
-    Fault("runs of any seed have the same numbers", IDENTITY, "PLACE = (", 'PLACE = ("seed", ', PLACE),
-    Fault("runs of any code have the same numbers", IDENTITY, "PLACE = (", 'PLACE = ("sources", ', PLACE),
+    Fault("runs of any length have the same numbers", IDENTITY, "adapter epochs", "adapter", KEYS),
+    Fault("runs of any seed have the same numbers", IDENTITY, "SIZE = (", 'SIZE = ("seed", ', PLACE),
+    Fault("runs of any code have the same numbers", IDENTITY, "SIZE = (", 'SIZE = ("sources", ', PLACE),
     Fault("numbers depend on the number of nodes", IDENTITY, '"nodes", "ranks_per_node"', '"ranks_per_node"', PLACE),
+    Fault("another site trains all again", IDENTITY, '("site_name", "seal")', '("seal",)', KEYS),
+    Fault("a warning trains all again", IDENTITY, '"numbers": "device"', '"numbers": "device warning"', KEYS),
     Fault(
         "numbers do not depend on DeepSpeed's settings",
         IDENTITY,
-        'numbers["engine_config"] = {',
-        'numbers["engine_config"] = {} and {',
+        'kept["engine_config"] = {',
+        'kept["engine_config"] = {} and {',
         PLACE,
     ),
     Fault("the order of keys is part of a digest", IDENTITY, "sort_keys=True, ", "", DIGESTS),

@@ -454,8 +454,8 @@ FAULTS = [
     Fault(
         "the table does not look at the run's settings",
         SUMMARY,
-        "if key := run_identity.difference(run.model_dump",
-        "if key := False and run_identity.difference(run.model_dump",
+        "if key := run_identity.difference(ours, its)",
+        "if key := False and run_identity.difference(ours, its)",
         ROWS,
     ),
     Fault(

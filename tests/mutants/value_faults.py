@@ -58,8 +58,8 @@ FAULTS = [
     Fault(
         "a changed job whose ancient input is made again does not run",
         f"{S}patches/snakemake_dag.py",
-        "return search(self, following, *jobs)",
-        "return search(self, self.depending, *jobs)",
+        "depending, self.depending = self.depending, _Following(self.depending)",
+        "depending = self.depending",
         at("workflow/test_edits", "test_one_call_after_an_edit_of_data_model_or_tokenizer"),
     ),
 ]

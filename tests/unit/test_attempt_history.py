@@ -10,12 +10,15 @@ from shardlab.errors import UserError
 from shardlab.records.reports import Attempt
 from shardlab.runs import attempts
 from shardlab.runs.attempts import AttemptLog
+from shardlab.settings import run_identity
 
 FAILED = "error: rank 1 failed"
 
 
 def tried(number, why=FAILED, call="this", **values):
-    return Attempt(number=number, call=call, began="b", ended="e", host="h", slurm_job_id=None, why=why, **values)
+    ours = run_identity.identity_of(tiny_run("mlp"), "d").numbers
+    fixed = {"numbers": ours, "began": "b", "ended": "e", "host": "h", "slurm_job_id": None}
+    return Attempt(number=number, call=call, why=why, **fixed, **values)
 
 
 @pytest.fixture
@@ -63,6 +66,35 @@ def test_an_attempt_notes_how_far_it_came(story):
     found = attempts.history(story.folder)[-1]
     assert (found.from_step, found.reached, found.saved, found.first_step_at) == (2, 4, 3, "t")
     assert found.ended
+
+
+def test_an_attempt_that_other_settings_were_refused_for_has_nothing_of_the_one_before(story, tmp_path):
+    """Not its number, its times or how it ended; with the settings of before, the run goes on."""
+    story.folder.mkdir()
+    records = [
+        {"kind": "attempt", "number": 1, "step": 0, "time": "t"},
+        {"kind": "stopped", "step": 3, "why": "SIGINT"},
+    ]
+    (story.folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (story.folder / "checkpoints/step-00000003").mkdir(parents=True)
+    (story.folder / "checkpoints/step-00000003/manifest.json").touch()
+    with story.attempt() as attempt:
+        attempt.why = f"stopped: {story.stopped(attempt)}"
+    other = AttemptLog(tiny_run("mlp", epochs=9), story.folder, "d", tmp_path / "initial")
+    for number in (2, 3):
+        with other.attempt() as attempt:
+            attempt.why = FAILED
+            assert (attempt.number, other.stopped(attempt)) == (number, None)
+        assert (attempt.from_step, attempt.first_step_at, attempt.progress) == (None, None, False)
+    with pytest.raises(UserError, match="is given up"):
+        other.stop_if_no_progress()
+    again = AttemptLog(story.run, story.folder, "d", tmp_path / "initial")
+    again.stop_if_no_progress()
+    with again.attempt() as attempt:
+        assert (attempt.number, [each.number for each in again.own]) == (4, [1, 4])
+    of_run = attempts.history(story.folder, story.identity.numbers)
+    assert of_run[0].why == "stopped: SIGINT"
+    assert len(attempts.history(story.folder)) == 4
 
 
 def test_the_room_that_a_run_needs(story, monkeypatch):

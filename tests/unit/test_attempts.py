@@ -69,6 +69,7 @@ class Project:
 
     def call(self, *, force=False, run=RUN):
         """A call of Snakemake begins; it removes the .done of a run that it is forced to train."""
+        snakemake_lock.bring_up_to_date(run, self.output / "run.json")
         snakemake_lock.note_done(self.folder, [run])
         if force:
             self.done.unlink(missing_ok=True)

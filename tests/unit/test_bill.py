@@ -168,6 +168,9 @@ def test_without_accounting_the_runs_own_times_count(tmp_path, monkeypatch):
     record = {"rule": "evaluate", "starttime": 5.0, "endtime": 15.0, "job_hash": 1}
     for name in ("cmVzdWx0cy9kZHAvbWxwL3Rlc3QuanNvbg==", "cmVzdWx0cy9kZHAvbWxwL290aGVy"):
         (metadata / name).write_text(json.dumps(record | {"starttime": record["starttime"] + 1e-4}))
+    (metadata / "cmVzdWx0cy9pbml0L21scC5qc29u").write_text(json.dumps(record | {"rule": "init"}))  # Slurm refused it
+    for name in ("test.json", "other"):
+        (folder / name).touch()
     uses, source = job_use.uses(Site(), [run], tmp_path / "results")
     ranks = run.world_size
     assert uses == [

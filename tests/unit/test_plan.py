@@ -10,6 +10,7 @@ import theory
 import torch
 
 from helpers.common import build, tiny_run
+from helpers.keys import CHANGES
 from shardlab.cli import plan as plan_program
 from shardlab.cli import resolve as resolve_program
 from shardlab.data import encoders, order
@@ -191,77 +192,16 @@ def test_resolve_warns_or_refuses_what_does_not_fit(tmp_path, monkeypatch, capsy
     assert sentence in str(refused.value)
 
 
-CHANGES = {
-    "optimizer": {"name": "sgd"},
-    "lr_schedule": {"name": "linear"},
-    "epochs": 9,
-    "max_steps": 9,
-    "global_batch_size": 99,
-    "eval_batch_size": 99,
-    "max_grad_norm": 0.5,
-    "dtype": "float64",
-    "gradient_accumulation_steps": 3,
-    "length_buckets": True,
-    "loss_chunks": 3,
-    "sync_batch_norm": True,
-    "activation_checkpointing": "full",
-    "compile": "blocks",
-    "compile_backend": "aot_eager",
-    "precision": "bf16",
-    "deterministic": True,
-    "checkpoint_interval_steps": 7,
-    "checkpoint_interval_minutes": 7,
-    "keep_last_checkpoints": 7,
-    "on_nonfinite": "skip",
-    "evaluation": "sharded",
-    "keep_best": True,
-    "decay": "matrices",
-    "groups": {"output": {"weight_decay": 0.1}},
-    "freeze": ["embedding"],
-    "adapter": {"targets": ["output"]},
-    "label_smoothing": 0.1,
-    "ema_decay": 0.9,
-}
-"""Another value of each key of a recipe."""
 SHARED = {"lr_schedule", "epochs", "max_steps", "on_nonfinite", "keep_best"}
 SHARED |= {"checkpoint_interval_steps", "checkpoint_interval_minutes", "keep_last_checkpoints"}
 
 
 @pytest.mark.parametrize("key", Recipe.model_fields)
 def test_runs_share_a_plan_only_if_no_tensor_differs(key):
-    """A key that is missing in CHANGES is new: say whether runs that differ in it share a plan."""
-    run, other = tiny_run("llama2", "ddp"), tiny_run("llama2", "ddp", **{key: CHANGES[key]})
+    """Say of a new key whether runs that differ in it share a plan."""
+    run, other = tiny_run("llama2", "ddp"), tiny_run("llama2", "ddp", **{key: CHANGES["recipe"][key]})
     assert run.recipe != other.recipe
     assert (plan.cost(run) == plan.cost(other)) is (key in SHARED)
-
-
-@pytest.mark.parametrize("key", Recipe.model_fields)
-def test_a_run_s_numbers_depend_on_every_key_but_those_of_checkpoints(key):
-    run, other = tiny_run("llama2", "ddp"), tiny_run("llama2", "ddp", **{key: CHANGES[key]})
-    ours, theirs = (run_identity.identity_of(each, "") for each in (run, other))
-    when = {"checkpoint_interval_steps", "checkpoint_interval_minutes", "keep_last_checkpoints"}
-    assert (ours.numbers == theirs.numbers) is (key in when)
-    assert ours.run != theirs.run
-
-
-def test_a_run_s_numbers_do_not_depend_on_its_place():
-    run = tiny_run("llama2", "zero1")
-    numbers = run_identity.identity_of(run, "").numbers
-    for same in (tiny_run("llama2", "zero1", 4), run.model_copy(update={"nodes": 2}), on("cuda", run)):
-        assert run_identity.identity_of(same, "").numbers == numbers
-        assert run_identity.identity_of(same, "").run != run_identity.identity_of(run, "").run
-    others = [run.model_copy(update={key: value}) for key, value in (("seed", 7), ("sources", {}), ("strategy", "x"))]
-    config = run.engine_config | {"zero_optimization": {"stage": 1}}
-    others += [run.model_copy(update={"engine_config": config}), tiny_run("mlp", "zero1")]
-    assert len({numbers, *(run_identity.identity_of(other, "").numbers for other in others)}) == 6
-
-
-def test_digests_and_differences_of_settings():
-    assert run_identity.digest({"a": 1, "b": {"c": 2, "d": 3}}) == run_identity.digest({"b": {"d": 3, "c": 2}, "a": 1})
-    assert run_identity.difference({"a": {"b": 1}}, {"a": {"b": 1}}) is None
-    assert run_identity.difference({"a": {"b": 1}}, {"a": {"b": 2}}) == "a.b"
-    assert run_identity.difference({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}) == "a.c", "a key that only one has"
-    assert run_identity.difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}) == "a.c"
 
 
 def test_runs_of_other_sizes_do_not_share_a_plan():

@@ -1,6 +1,8 @@
 """What preflight asks on the login node: account, limits, start, driver, folder; with programs that print real text."""
 
 import os
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import snakemake_executor_plugin_slurm  # noqa: F401 (its import starts `which`)
 from helpers.common import tiny_run
 from shardlab.cli import preflight
 from shardlab.runs import nccl_network, project_folder, slurm, slurm_accounts, slurm_trial
-from shardlab.runs.slurm_request import Request, gpus, sbatch, trainings
+from shardlab.runs.slurm_request import Request, gpus, jobs_of, sbatch
 from shardlab.settings import load
 from shardlab.settings.sites import Site
 
@@ -70,16 +72,42 @@ def test_a_request_in_the_units_of_limits():
     asked = Request("x", slurm.resources(site, "train", 2, 4))
     assert (asked.nodes, asked.gpus, asked.cores, asked.minutes) == (2, 8, 128, 60)
     assert str(asked) == "x (2 x 4 GPUs)"
-    typed = {"nodes": 2, "gres": "gpu:h200:4"}
-    assert [gpus(each) for each in (typed, {"gres": "gpu:3"}, {"slurm_extra": "--x --gpus-per-node=a100:2"}, {})] == [
-        *(8, 3, 2, 0)
-    ]
+    assert gpus({"nodes": 2, "gres": "gpu:h200:4"}) == 8
+    assert [gpus({"gres": text}) for text in ("gpu:3", "gpu", "gpu:a100_3g.20gb", "shard:2,gpu:2")] == [3, 1, 1, 2]
+    assert [gpus({"slurm_extra": text}) for text in ("--x --gpus-per-node=a100:2", "--x", "")] == [2, 0, 0]
 
 
-def test_one_request_of_each_size():
-    runs = [tiny_run("mlp", name) for name in ("ddp", "fsdp")]
-    assert [each.what for each in trainings(runs, Site(slurm={}))] == ["ddp x mlp"]
-    assert trainings(runs, Site()) == []
+@pytest.mark.parametrize("option", ["gres", "gpus-per-node"])
+@pytest.mark.parametrize("kind", [None, "h200", "a100_3g.20gb", "nvidia_a100-sxm4-80gb", "nvidia_a100_1g.10gb"])
+def test_gpus_of_any_type_are_counted_and_submitted(option, kind):
+    asked = request(devices=3, gpus=option, gpu_type=kind)
+    assert asked.gpus == 3
+    assert f"{kind}:3" in " ".join(sbatch(asked.resources)) or kind is None
+
+
+def test_one_request_of_each_stage_and_size():
+    runs = [tiny_run("mlp", name) for name in ("single", "ddp", "fsdp")]
+    asked = {each.what: (each.stage, each.count) for each in jobs_of(runs, Site(slurm={}))}
+    assert asked == {
+        "single x mlp": ("train", 1),
+        "ddp x mlp": ("train", 2),
+        "evaluate of single x mlp": ("evaluate", 3),
+        "init of mlp": ("init", 1),
+        "noise_floor of mlp": ("noise_floor", 1),
+    }
+    assert jobs_of(runs, Site()) == []
+
+
+def test_a_queue_s_limits_are_those_of_what_goes_there(programs):
+    queues = {"large": {"qos": "normal"}, "few": {"qos": "small"}}
+    site = Site(slurm={"queues": queues, "queue": ["large"], "stages": {"evaluate": {"queue": ["few"]}}})
+    runs = [tiny_run("mlp", name) for name in ("single", "ddp", "fsdp")]
+    accounts(programs, association(), qos=[qos(MaxSubmitPU="3"), qos(Name="small", MaxSubmitPU="2")])
+    asked = partial(slurm_accounts.check, site.slurm, partition_qos={})
+    assert asked(jobs_of(runs[:2], site), jobs=100).wrong == []
+    assert asked(jobs_of(runs, site), jobs=2).wrong == []
+    (wrong,) = asked(jobs_of(runs, site), jobs=100).wrong
+    assert wrong.startswith("QOS small lets 2 jobs wait or run, and this call may submit 3")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +151,7 @@ MANY = "lets 5 jobs wait or run, and this call may submit 100, of which Slurm wo
 )  # fmt: skip
 def test_a_limit_that_the_call_exceeds(programs, of_account, of_qos, words):
     accounts(programs, association(**of_account), qos=[qos(**of_qos)])
-    (wrong,) = checked().wrong
+    (wrong,) = checked(replace(request(), count=100)).wrong
     assert wrong.startswith(words)
     assert checked(request(devices=1, runtime=20), jobs=5).wrong == []
 

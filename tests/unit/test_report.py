@@ -140,8 +140,10 @@ def test_jobs_are_read_off_snakemake_s_notes_and_damaged_ones_left_out(tmp_path)
     folder = tmp_path / ".snakemake/metadata"
     assert snakemake_jobs.jobs(tmp_path) == []
     folder.mkdir(parents=True)
-    for name, start in (("YQ==", 7.0), ("YWI=", 8.0)):
+    for name, start in (("YQ==", 7.0), ("YWI=", 8.0), ("YmE=", 9.0)):
         (folder / name).write_text(json.dumps({"rule": "train", "starttime": start, "endtime": 9.5}))
+    for name in ("a", "ab"):  # and no ba, whose job Slurm refused
+        (tmp_path / name).touch()
     (folder / "Yg==").write_text("{")
     (folder / "no base64").write_text("{}")
     assert snakemake_jobs.jobs(tmp_path) == [

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from helpers.common import ROOT
 from helpers.faults import cost, survived
 from helpers.kills import STEPS, Trial, attempts, end_well, soak, weights
+from helpers.sockets import LOOPBACK, listening
 from shardlab.records import metrics
 from shardlab.runs import signals
 from shardlab.runs.attempts import history
@@ -45,6 +46,24 @@ def mistake(code, name, where, what):
     (code / "scripts/shardlab" / name).write_text(
         "\n".join([*lines[: number + 1], indent + what, *lines[number + 1 :]]) + "\n"
     )
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero2", "example_ddp"])
+def test_nothing_listens_beyond_loopback(tmp_path, strategy):
+    """Own ranks have no store to connect to; a script knows MASTER_PORT, where the store of its torchrun is."""
+    trial = Trial(tmp_path, strategy, checkpoint_interval_steps=None, checkpoint_interval_minutes=None)
+    child, listened = trial.start(), {}
+    try:
+        while child.poll() is None:
+            for role, pid in trial.processes().items():
+                listened.setdefault(role.partition(" ")[0], set()).update(listening([pid]))
+            time.sleep(0.02)
+    finally:
+        trial.end()
+    assert child.returncode == 0, log(trial)
+    assert set.union(*listened.values()) == {LOOPBACK}
+    assert bool(listened["torchrun"]) == (strategy == "example_ddp")
+    assert not [*trial.temporary.iterdir()], "the folder where ranks meet"
 
 
 @pytest.mark.long

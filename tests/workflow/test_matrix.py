@@ -11,7 +11,9 @@ import yaml
 from helpers.browser import opened
 from helpers.common import HARD_NAME, ROOT
 from helpers.documents import readme
+from helpers.keys import CHANGES
 from shardlab.report import charts
+from shardlab.settings.run_identity import KEYS as KEYS_OF
 
 MANY = pytest.mark.timeout(1800)
 WITHOUT_DATA = ("pipeline_bubble", "expert_load", "microbatch_sweep", "usage")
@@ -170,6 +172,42 @@ def test_changed_code_trains_again_what_it_touches(finished):
 def test_a_second_call_has_nothing_to_do_also_after_a_comment_and_a_change_of_code_of_no_run(finished):
     more = {"models/mlp.py": "# a comment\n", "measure/step_profiler.py": "MORE = 1\n"}
     assert "Nothing to be done" in output_after(finished, more, "all")
+
+
+@MANY
+def test_an_edit_of_place_or_time_trains_nothing_again(finished):
+    """Of all such keys at once; tests/unit/test_run_identity.py has each. A call with some of them ends as before."""
+    classes = {section: f"{KEYS_OF[section]['place']} {KEYS_OF[section]['time']}".split() for section in KEYS_OF}
+    edits = {section: {key: CHANGES[section][key] for key in names} for section, names in classes.items()}
+    config, _ = finished.path / "config/config.yaml", edits["config"].pop("sweep")  # it only adds runs
+    before = yaml.safe_load(config.read_text())
+    edited = before | edits["config"] | {"recipe": RECIPE | edits["recipe"], "site_settings": edits["site"]}
+    names = {key: before[key][::-1] for key in ("workloads", "strategies")}
+    model = finished.path / "config/workloads/mlp.yaml"
+    text = model.read_text()
+    model.write_text(yaml.safe_dump(yaml.safe_load(text) | edits["workload"]))
+    listed = jobs(finished, edited | names)
+    model.write_text(text)
+    assert {"plan", "summarize", "report", "image"} <= listed
+    assert not listed & {"resolve", "resolve_init", "init", "train", "evaluate", "compare"}
+    assert "train" in jobs(finished, edited | names | {"seed": 2})
+
+    trained = {path: path.stat().st_mtime_ns for path in (finished.path / "results").rglob("model.safetensors")}
+    config.write_text(yaml.safe_dump(before | {"site_settings": {"warning": 60, "environment": {"MORE": "1"}}}))
+    finished.snakemake("all")
+    assert {path: path.stat().st_mtime_ns for path in trained} == trained
+    for run in ("init/xsum", "zero3/mlp"):
+        site = finished.json(f"results/{run}/run.json")["site"]
+        assert (site["warning"], site["environment"]) == (60, {"MORE": "1"})
+    assert "Not complete" not in (finished.path / "results/summary.md").read_text()
+    said = finished.run("python", "scripts/shardlab", "status").stdout
+    assert len(re.findall(" done$", said, re.MULTILINE)) == len(trained)
+
+
+def jobs(tree, config):
+    """The rules of which a dry run lists jobs."""
+    (tree.path / "config/config.yaml").write_text(yaml.safe_dump(config))
+    return {*re.findall(r"^(\w+) +\d+$", tree.snakemake("-n", "all").stdout, re.MULTILINE)}
 
 
 def metrics(tree, run):

@@ -4,7 +4,9 @@ import fcntl
 import json
 import re
 import shutil
+import subprocess
 import sys
+import time
 
 import pandas as pd
 import pytest
@@ -158,6 +160,44 @@ def test_a_run_that_fails_leaves_the_others_and_the_table_says_so(tree):
     tree.snakemake(*settings, "workloads=[mlp]", "--", "all")
     assert not mark.exists(), "an exported model's folder has the model's files alone"
     assert "Not complete" not in (tree.path / "results/summary.md").read_text()
+
+
+def test_two_calls_at_once_train_each_run_once(tree):
+    """The second one waits; a dry run does not."""
+    call = ["--config", "recipe={max_steps: 3}", "site_settings={setup_commands: [sleep 12]}", "--"]
+    call.append("results/single/mlp.done")
+    with (tree.path / "second.log").open("w") as log:
+        one = tree.start("snakemake", "--profile", "workflow/profiles/local", *call)
+        until(lambda: (tree.path / ".snakemake/driver.lock").exists())
+        other = subprocess.Popen(
+            ["snakemake", "--profile", "workflow/profiles/local", *call],
+            cwd=tree.path,
+            env=tree.environment(),
+            stdout=log,
+            stderr=log,
+        )
+        until(lambda: "This call waits until that one has ended" in (tree.path / "second.log").read_text())
+        assert "results/single/mlp.done" in tree.snakemake("-n", *call).stdout
+        assert (one.poll(), other.poll()) == (None, None)
+        assert (one.wait(120), other.wait(60)) == (0, 0)
+    assert "Nothing to be done" in (tree.path / "second.log").read_text()
+    assert len(tree.json("results/single/mlp/train.json")["attempts"]) == 1
+
+
+def test_a_call_that_was_to_make_no_table_prints_none_if_it_fails(tree):
+    """As the Snakemake of a job of preflight does."""
+    failed = tree.snakemake("--config", "site=test", "container=off", "--", "preflight_nodes", check=False)
+    assert failed.returncode != 0
+    assert "wrong: " in failed.stdout
+    assert "missing" not in failed.stdout.replace("Missing output files", "")
+    assert not (tree.path / "results/report.html").exists()
+
+
+def until(ready, seconds=90):
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ rule collectives:
     resources:
         **REQUESTS.of_the_configuration("collectives"),
     params:
-        image=IN_IMAGE,
+        image=in_image,
     message:
         f"Measuring the collectives at site {CONFIG.site}"
     shell:

@@ -11,7 +11,9 @@ with call_start.as_workflow_error():
     call_start.take_over(sys.argv[1:], Path.cwd())
     CALL = CallRuns(config, sys.argv[1:], workflow.config_settings.overwrite_config)
     REQUESTS = JobRequests(CALL)
-    call_start.note_done(sys.argv[1:], Path.cwd(), CALL.requested.values())
+    call_start.note_done(
+        sys.argv[1:], Path.cwd(), CALL.requested.values(), CALL.frozen
+    )
 
 dry_run.announce(workflow, CALL.runs)
 
@@ -21,8 +23,6 @@ FILES = rule_files.RuleFiles(CALL)
 
 # `ancient`: a new image does not cause retraining.
 IMAGE = [ancient(path) for path in rule_files.image_of(SITE.container)]
-# `shardlab launch`'s option for it.
-IN_IMAGE = [f"--image={path}" for path in IMAGE]
 
 # Rules use the Python that runs Snakemake, even if its environment is not activated.
 PROGRAMS = Path(sys.executable).parent
@@ -33,6 +33,16 @@ WRITE_SETTINGS = (
     "printf %s {params.run:q} | python -I -m json.tool --indent 2 > {output:q}.new"
     " && sync {output:q}.new && mv {output:q}.new {output:q}"
 )
+
+
+def in_image(wildcards, input):
+    """Return `shardlab launch`'s option for the image; a function of the input, so that it triggers nothing."""
+    return [f"--image={path}" for path in IMAGE]
+
+
+def sorted_json(settings):
+    """Return settings as JSON that does not depend on the order of keys in a file."""
+    return json.dumps(settings.model_dump(mode="json"), sort_keys=True)
 
 
 def settings_json(settings):

@@ -16,7 +16,7 @@ rule download:
     conda:
         environment("workflow")
     params:
-        data=lambda wildcards: CALL.download_of(wildcards.dataset).model_dump_json(),
+        data=lambda wildcards: sorted_json(CALL.download_of(wildcards.dataset)),
         folder=subpath(output[0], parent=True),
     message:
         "Downloading data set {wildcards.dataset}"
@@ -33,7 +33,7 @@ rule download_model:
     conda:
         environment("workflow")
     params:
-        model=lambda wildcards: CALL.model(wildcards.model).model_dump_json(),
+        model=lambda wildcards: sorted_json(CALL.model(wildcards.model)),
         folder=subpath(output[0], parent=True),
     message:
         "Downloading model {wildcards.model}"
@@ -56,7 +56,7 @@ rule prepare:
     conda:
         environment("workflow")
     params:
-        data=lambda wildcards: CALL.data_set(wildcards.dataset).model_dump_json(),
+        data=lambda wildcards: sorted_json(CALL.data_set(wildcards.dataset)),
         folder=subpath(output.manifest, parent=True),
     message:
         "Preparing data set {wildcards.dataset}"

@@ -18,7 +18,7 @@ rule capture:
     resources:
         **REQUESTS.of_a_run("capture", like="train"),
     params:
-        image=IN_IMAGE,
+        image=in_image,
     message:
         "Capturing the first steps of {wildcards.workload} under {wildcards.strategy}"
     shell:
@@ -44,7 +44,7 @@ rule diagnose:
     resources:
         **REQUESTS.of_a_run("diagnose", like="evaluate"),
     params:
-        image=IN_IMAGE,
+        image=in_image,
     message:
         "Comparing the first steps of {wildcards.workload} under {wildcards.strategy} with single"
     shell:

@@ -19,7 +19,7 @@ rule evaluate:
     resources:
         **REQUESTS.of_a_run("evaluate"),
     params:
-        image=IN_IMAGE,
+        image=in_image,
     message:
         "Evaluating {wildcards.workload} trained under {wildcards.strategy}"
     shell:
@@ -47,7 +47,7 @@ rule compare:
     resources:
         **REQUESTS.of_a_run("compare", like="evaluate"),
     params:
-        image=IN_IMAGE,
+        image=in_image,
     message:
         "Comparing the weights of {wildcards.workload} trained under {wildcards.strategy} with those of single"
     shell:

@@ -15,7 +15,7 @@ rule export:
     resources:
         **REQUESTS.of_a_run("export", like="evaluate"),
     params:
-        image=IN_IMAGE,
+        image=in_image,
         weights=lambda wildcards, input: str(
             Path(input.settings).with_name("model.safetensors")
         ),

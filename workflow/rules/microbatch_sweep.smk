@@ -20,7 +20,7 @@ rule microbatch_sweep:
         **REQUESTS.of_the_configuration("microbatch_sweep"),
     params:
         config=CONFIG_JSON,
-        image=IN_IMAGE,
+        image=in_image,
     message:
         "Splitting the batches of {wildcards.workload}"
     shell:

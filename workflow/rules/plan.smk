@@ -18,7 +18,7 @@ rule plan:
         **REQUESTS.of_one_device("plan"),
     params:
         config=CONFIG_JSON,
-        image=IN_IMAGE,
+        image=in_image,
     message:
         "Planning all runs"
     shell:
@@ -45,7 +45,7 @@ rule plan_run:
         # Triggers planning again; other figures of the site's hardware do not.
         identity=CALL.identity_of,
         config=lambda wildcards, input: CONFIG.without_sweep.model_dump_json(),
-        image=IN_IMAGE,
+        image=in_image,
     message:
         "Planning {wildcards.workload} under {wildcards.strategy}"
     shell:

@@ -62,7 +62,7 @@ rule preflight_nodes:
     resources:
         **REQUESTS.of_the_configuration("preflight"),
     params:
-        image=IN_IMAGE,
+        image=in_image,
     message:
         "Looking at the nodes"
     shell:
@@ -86,7 +86,7 @@ rule preflight_ranks:
     resources:
         **REQUESTS.of_the_configuration("preflight"),
     params:
-        image=IN_IMAGE,
+        image=in_image,
     message:
         "Trying the collectives over all ranks"
     shell:

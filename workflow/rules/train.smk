@@ -85,7 +85,7 @@ rule prove:
     resources:
         **REQUESTS.of_a_run("prove", like="init"),
     params:
-        image=IN_IMAGE,
+        image=in_image,
     message:
         "Proving on a tiny model which strategies train {wildcards.workload} as one process does"
     shell:
@@ -112,7 +112,7 @@ rule init:
     resources:
         **REQUESTS.of_a_run("init"),
     params:
-        image=IN_IMAGE,
+        image=in_image,
         # As a function of the input it does not draw the weights again when the strategies change.
         strategies=lambda wildcards, input: CALL.strategies_of(
             wildcards.workload, input.proofs
@@ -142,7 +142,7 @@ rule train:
     resources:
         **REQUESTS.of_a_run("train"),
     params:
-        image=IN_IMAGE,
+        image=in_image,
         # As a function of the input it does not trigger retraining.
         options=lambda wildcards, input: CONFIG.train_options,
     message:
@@ -170,7 +170,7 @@ rule noise_floor:
     resources:
         **REQUESTS.of_a_run("noise_floor"),
     params:
-        image=IN_IMAGE,
+        image=in_image,
         draws=CONFIG.noise_floor_runs,
     message:
         "Training {params.draws} twins of single x {wildcards.workload}"

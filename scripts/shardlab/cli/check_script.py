@@ -9,7 +9,6 @@ one is not kept.
 
 import argparse
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -98,11 +97,13 @@ def check(
 
 
 def _started(script: Path, options: list[str], ranks: int) -> str | None:
-    """Run a script on ranks of this machine as torchrun does; return what failed."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    common = os.environ | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-    common |= {"MASTER_PORT": str(port)}
+    """Run a script on ranks of this machine as `shardlab launch` does; return what failed."""
+    from shardlab.runtime import one_node
+
+    one_node.stay_inside()
+    store = one_node.loopback_store()
+    common = os.environ | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": one_node.LOOPBACK}
+    common |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     words = [sys.executable] * (script.suffix == ".py") + [str(script.absolute()), *options]
     with tempfile.TemporaryDirectory() as place:
         logs = [(Path(place) / f"{rank}.log").open("w+") for rank in range(ranks)]

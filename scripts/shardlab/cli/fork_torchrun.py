@@ -25,6 +25,12 @@ def main() -> None:
         default="",
         help="modules to import before the ranks are forked (without: ranks are new processes, as on a GPU)",
     )
+    parser.add_argument(
+        "--standalone", action="store_true", help="the ranks of one node: nothing can be reached from other machines"
+    )
+    parser.add_argument(
+        "--listen", action="store_true", help="with it, for programs that meet at MASTER_ADDR: a store on loopback"
+    )
     args, words = parser.parse_known_args()
     from torch.distributed import run as torchrun
 
@@ -35,10 +41,16 @@ def main() -> None:
     os.environ[signals.TORCHRUN] = str(os.getpid())
     # Otherwise torchrun leaves a folder for logs in TMPDIR.
     words = [f"--log-dir={os.devnull}", *words]
-    if not args.imports:
-        torchrun.main(words)
+    if args.imports:
+        words = ["--run-path", "--start-method=fork", *words]
+    if args.standalone:
+        from shardlab.runtime import one_node
+
+        with one_node.rendezvous(listens=args.listen) as meeting:
+            torchrun.main([*meeting, *words])
         return
     # Else the first ranks connect to a thread of this process while the others are forked. It looks up their names,
     # and a rank forked at that moment inherits glibc's resolver lock and waits on it forever.
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    torchrun.main(["--run-path", "--start-method=fork", *words])
+    if args.imports:
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    torchrun.main(words)

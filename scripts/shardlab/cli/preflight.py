@@ -31,7 +31,7 @@ from shardlab.runs import (
     slurm_trial,
 )
 from shardlab.runs.launchers import RENDEZVOUS, JobLauncher
-from shardlab.runs.slurm_request import Request, trainings
+from shardlab.runs.slurm_request import Request, jobs_of
 from shardlab.settings import load, resolve
 from shardlab.settings.config import Config
 from shardlab.settings.types import Ranks, read_ranks
@@ -107,16 +107,15 @@ def queues(run: Ranks, config: Config, jobs: int | None) -> tuple[list[str], lis
         return [], []
     size = run.nodes, run.devices_per_node
     planned, _ = resolve.matrix(config)
-    checks = Request("preflight", slurm.resources(site, "preflight", *size, 10))
+    checks = Request("preflight", slurm.resources(site, "preflight", *size, 10), "preflight")
     full = Request("a training", slurm.resources(site, "train", *size))
     said = [
         f"driver: this call runs in Slurm job {job} and ends with it; its jobs go on, and the same command follows them"
         for job in filter(None, [os.environ.get(slurm.DRIVER)])
     ]
-    (checks, full, *others), tried = slurm_trial.trial([checks, full, *trainings(planned, site)])
-    at_a_time = None if jobs is None else min(jobs, len(planned))
+    (checks, full, *others), tried = slurm_trial.trial([checks, full, *jobs_of(planned, site)])
     requests = [checks, full, *others]
-    asked = slurm_accounts.check(site.slurm, requests, slurm_limits.partition_qos(), at_a_time)
+    asked = slurm_accounts.check(site.slurm, requests, slurm_limits.partition_qos(), jobs)
     limits, wrong = slurm_limits.policy(site, *size, full.partition)
     return said + asked.said + tried.said + limits, asked.wrong + tried.wrong + wrong
 

@@ -49,8 +49,9 @@ PATCHES = [
         "snakemake_dag.ancient_inputs_decide_nothing",
         *SNAKEMAKE,
         (),
-        "a changed job whose ancient input is made again in the same call does not run, and those after it do",
-        "Snakemake checks the parameters of jobs that follow others by ancient inputs alone",
+        "a changed job whose ancient input is made again in the same call does not run, and those after it do; one "
+        "that has a missing or another ancient input runs",
+        "Snakemake checks jobs that follow others by ancient inputs alone, and runs none because of these",
     ),
     Patch(
         "snakemake_slurm.install",

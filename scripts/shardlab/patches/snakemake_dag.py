@@ -1,11 +1,13 @@
-"""Patch of Snakemake's choice of jobs: one that follows another job's output as ``ancient`` is checked itself.
+"""Patch of Snakemake's choice of jobs: one that follows another job's output as ``ancient`` is checked itself, and does
+not run again because it has such an input, or no longer has it (the image, with config key ``container``).
 
 Snakemake checks a job's parameters, inputs and code only if no job before it runs, as it then runs anyway. It skips the
-check also where the job before is followed by ``ancient`` inputs alone, because of which nothing runs. Without the
-patch, an edit that changes both jobs runs the first alone, and those after both with the old file of the second.
+check also where the job before is followed by ``ancient`` inputs alone, because of which nothing runs, unless they are
+missing. Without the patch, an edit that changes both jobs runs the first alone, and those after both with the old file
+of the second; and an image that is made again trains all runs again.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import wraps
 from typing import Any
 
@@ -25,22 +27,21 @@ class _Following(dict[Any, dict[Any, Any]]):
 
 def ancient_inputs_decide_nothing() -> None:
     from snakemake.dag import DAG
+    from snakemake.persistence import PersistenceBase
 
-    update, search = DAG.update_needrun, DAG.bfs
+    update, listed = DAG.update_needrun, PersistenceBase._input
     if hasattr(update, "__wrapped__"):
         return
 
     @wraps(update)
     async def update_needrun(self: Any, *arguments: Any, **options: Any) -> None:
-        following = _Following(self.depending)
-
-        def bfs(_: Any, *jobs: Any) -> Iterator[Any]:
-            return search(self, following, *jobs)
-
-        self.bfs = bfs
+        depending, self.depending = self.depending, _Following(self.depending)
         try:
             await update(self, *arguments, **options)
         finally:
-            del self.bfs
+            self.depending = depending
 
-    DAG.update_needrun = update_needrun
+    def _input(self: Any, job: Any) -> list[str]:
+        return [file for file in listed(self, job) if not getattr(file, "is_ancient", False)]
+
+    DAG.update_needrun, PersistenceBase._input = update_needrun, _input

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from shardlab.errors import UserError
 from shardlab.files import ROOT
 from shardlab.runs import signals
-from shardlab.runtime import distributed
+from shardlab.runtime import distributed, one_node
 from shardlab.settings.sites import SiteRuntime
 
 SECONDS = 60
@@ -137,6 +137,7 @@ def _serve(rank: int, count: int, store: Path, connection: Connection, others: l
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         os.environ.pop(name, None)
     if count > 1:
+        one_node.stay_inside()
         dist.init_process_group(
             "gloo",
             init_method=f"file://{store}",

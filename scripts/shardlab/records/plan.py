@@ -25,13 +25,13 @@ RECOMPUTED = {"none": 1.0, "selective": 1.0, "alternate": 7 / 6, "full": 4 / 3}
 
 SAME = ("seed", "sources", "strategy", "workload", "recomputation_planned")
 """Settings of a run that do not affect its cost."""
-SAME_RECIPE = ("lr_schedule", "epochs", "max_steps", "on_nonfinite", "keep_best", *run_identity.WHEN)
+SAME_RECIPE = ("lr_schedule", "epochs", "max_steps", "on_nonfinite", "keep_best")
 SAME_OPTIMIZER = ("learning_rate", "weight_decay", "betas", "eps", "nesterov", "adjust_lr_fn")
 
 
 def cost(run: Run) -> str:
     """Return a digest of what determines a run's cost, so that variants in seed or learning rate are planned once."""
-    settings = run.model_dump(mode="json", exclude={*SAME})
+    settings = run_identity.of_run(run.model_dump(mode="json", exclude={*SAME}))
     recipe = {key: value for key, value in settings["recipe"].items() if key not in SAME_RECIPE}
     optimizer = {key: value for key, value in recipe["optimizer"].items() if key not in SAME_OPTIMIZER}
     return run_identity.digest(settings | {"recipe": recipe | {"optimizer": optimizer}})
@@ -41,7 +41,7 @@ class Plan(Report):
     """Plan of a run: plan.json. Unknown values are null."""
 
     schema_version: Literal[1] = Field(1, description="Version of this format.")
-    run: str = Field(description="Run that this belongs to: SHA-256 of all of run.json.")
+    run: str = Field(description="Run that this belongs to: SHA-256 of what trains it again.")
     strategy: str = Field(description="Strategy.")
     workload: str = Field(description="Workload.")
     world_size: int = Field(description="Number of ranks.")

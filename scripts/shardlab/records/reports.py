@@ -72,7 +72,8 @@ class TensorBytes(Strict):
 class Attempt(Strict, frozen=False):
     """One start of a run's training."""
 
-    number: int = Field(description="Counted from 1.")
+    number: int = Field(description="Counted from 1, also over changes of settings.")
+    numbers: str = Field("", description="SHA-256 of the settings and sources that determine its numbers.")
     call: str | None = Field(description="Call of Snakemake that it belongs to.")
     began: str = Field(description="Start time, in UTC.")
     ended: str | None = Field(None, description="End time; null while it runs, and for the one that wrote the report.")
@@ -92,7 +93,7 @@ class Attempt(Strict, frozen=False):
     @property
     def progress(self) -> bool:
         """Return whether it wrote a checkpoint."""
-        return self.saved is not None and self.saved > (self.from_step or 0)
+        return self.saved is not None and self.from_step is not None and self.saved > self.from_step
 
 
 class FirstStep(Strict):

@@ -31,6 +31,8 @@ def jobs(project: Path) -> list[Job]:
             job = Job(str(record["rule"]), output, float(record["starttime"]), float(record["endtime"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
+        if not (project / output).exists():  # there is a record also of a job that failed, or that Slurm refused
+            continue
         jobs.setdefault((job.rule, record.get("job_hash", job.start)), job)
     return sorted(jobs.values(), key=lambda job: job.start)
 

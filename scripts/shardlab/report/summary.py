@@ -327,7 +327,8 @@ def _differs(
     run: Run, train: TrainReport, test: TestReport | None, made: dict[str, str], shared: dict[str, str]
 ) -> str | None:
     """Return the first key in which the reports differ from ``run``; None if they do not."""
-    if key := run_identity.difference(run.model_dump(mode="json"), train.settings):
+    ours, its = (run_identity.of_run(each) for each in (run.model_dump(mode="json"), train.settings))
+    if key := run_identity.difference(ours, its):
         return key
     planned = run_identity.identity_of(run, train.identity.data)
     if train.identity != planned:

@@ -39,7 +39,7 @@ class Attempts(Strict):
     """All attempts at the run in a folder: attempts.json."""
 
     schema_version: Literal[1] = Field(1, description="Version of this format.")
-    numbers: str = Field(description="SHA-256 of the settings and sources that determine the run's numbers.")
+    numbers: str = Field(description="That of the last one.")
     attempts: list[Attempt] = Field(description="All attempts, oldest first.")
 
 
@@ -55,9 +55,10 @@ def read_story(folder: Path) -> Attempts | None:
     return check(Attempts, read_json(path, "attempts at the run", "remove it"), str(path))
 
 
-def history(folder: Path) -> list[Attempt]:
+def history(folder: Path, numbers: str | None = None) -> list[Attempt]:
+    """Return all attempts at the run in a folder, or those with the settings of this digest."""
     story = read_story(folder)
-    return story.attempts if story else []
+    return [each for each in (story.attempts if story else []) if numbers in (None, each.numbers)]
 
 
 class AttemptLog:
@@ -67,10 +68,15 @@ class AttemptLog:
         """``fingerprint`` is that of the prepared data, ``initial`` the file of the initial weights."""
         self.run, self.folder, self.initial = run, folder, initial
         self.identity = run_identity.identity_of(run, fingerprint)
-        before = read_story(folder)
-        self.attempts = before.attempts if before and before.numbers == self.identity.numbers else []
+        self.attempts = history(folder)
+        """All of them: one that other settings were refused for must not end, or begin, as one of these did."""
         if self.attempts and self.attempts[-1].ended is None:
             self._end(self.attempts[-1], "lost: it died without reporting (killed, or node failure)")
+
+    @property
+    def own(self) -> list[Attempt]:
+        """Those with this run's settings."""
+        return [attempt for attempt in self.attempts if attempt.numbers == self.identity.numbers]
 
     def finished(self) -> Identity | None:
         """Return the identity of the finished training whose files are all complete; None without one."""
@@ -103,7 +109,7 @@ class AttemptLog:
     def tried_by_this_call(self) -> bool:
         """Return whether an earlier attempt belongs to this call of Snakemake: its job was restarted."""
         call = os.environ.get(CALL)
-        return call is not None and any(attempt.call == call for attempt in self.attempts)
+        return call is not None and any(attempt.call == call for attempt in self.own)
 
     def note_done(self, done: Path | None) -> int:
         """Write the file that Snakemake waits for, if requested; return the status 0."""
@@ -115,8 +121,8 @@ class AttemptLog:
         """Remove the files that mark the run as done, so that an interrupted training is not mistaken for the previous
         one.
 
-        ``checkpoints``: also remove those of the previous training, so that the next one does not resume from them, and
-        its attempts. After a kill in between, train.json and the request to train again are still there.
+        ``checkpoints``: also remove those of the previous training, so that the next one does not resume from them, its
+        attempts and its metrics. After a kill in between, train.json and the request to train again are still there.
         """
         if done:
             done.unlink(missing_ok=True)
@@ -126,7 +132,8 @@ class AttemptLog:
             shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
             shutil.rmtree(self.folder / script_place.OUTPUT, ignore_errors=True)
             self.attempts = []
-            (self.folder / FILE).unlink(missing_ok=True)
+            for name in (FILE, metrics.NAME):
+                (self.folder / name).unlink(missing_ok=True)
             shutil.rmtree(self.folder / LOGS, ignore_errors=True)
         (self.folder / "train.json").unlink(missing_ok=True)
         (self.folder / done_file.AVERAGED).unlink(missing_ok=True)  # the next training may have none
@@ -138,7 +145,7 @@ class AttemptLog:
         Raises:
             UserError: three attempts in a row made no progress, or two in a row ended with the same error.
         """
-        local = [attempt for attempt in self.attempts if attempt.call == os.environ.get(CALL)]
+        local = [attempt for attempt in self.own if attempt.call == os.environ.get(CALL)]
         vain = [*takewhile(lambda attempt: attempt.failed and not attempt.progress, reversed(local))]
         again = len(local) > 1 and local[-1].why == local[-2].why and local[-1].why.startswith("error: ")
         if vain and (again or len(vain) >= TRIES):
@@ -154,7 +161,7 @@ class AttemptLog:
         Raises:
             UserError: they are those of other settings, or of the script before an edit.
         """
-        if script_place.has_checkpoints(self.folder) and not self.attempts:
+        if script_place.has_checkpoints(self.folder) and not self.own:
             place = self.folder / script_place.OUTPUT / script_place.CHECKPOINTS
             raise UserError(
                 f"{place} was written by {self.run.script} before it or its settings were changed; undo the change, "
@@ -185,7 +192,8 @@ class AttemptLog:
     def attempt(self) -> Iterator[Attempt]:
         """Record an attempt's start, and afterwards how it ended: the caller sets ``why``."""
         attempt = Attempt(
-            number=len(self.attempts) + 1,
+            number=self.attempts[-1].number + 1 if self.attempts else 1,
+            numbers=self.identity.numbers,
             call=os.environ.get(CALL),
             began=metrics.now(),
             host=os.uname().nodename,

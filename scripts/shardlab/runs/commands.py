@@ -103,6 +103,6 @@ def _torchrun(run: Ranks) -> list[str]:
     if isinstance(site.cpu_binding, str):
         words += [f"--numa-binding={site.cpu_binding}"]
     if run.nodes == 1:
-        # A c10d rendezvous on a free port of this machine, so that concurrent runs do not meet.
-        return [*words, "--standalone"]
+        # A script of the user's knows nothing but MASTER_ADDR and MASTER_PORT.
+        return [*words, "--standalone", *["--listen"] * bool(isinstance(run, Run) and run.script)]
     return [*words, f"--nnodes={run.nodes}", *launchers.for_site(site).rendezvous()]

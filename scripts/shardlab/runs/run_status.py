@@ -12,7 +12,7 @@ from shardlab.records import done, manifest, metrics
 from shardlab.records.reports import Attempt, TrainReport
 from shardlab.runs import attempts, script_place, slurm
 from shardlab.runs.slurm_reattach import name_of
-from shardlab.settings.run_identity import difference, identity_of
+from shardlab.settings.run_identity import difference, identity_of, of_numbers, of_run
 from shardlab.settings.types import Run
 
 RECENT = 20
@@ -70,7 +70,7 @@ def trained(run: Run, folder: Path) -> str | None:
         report = TrainReport.read(folder / "train.json", "train again")
     except UserError as error:
         return str(error)
-    key = difference(run.model_dump(mode="json"), report.settings)
+    key = difference(of_run(run.model_dump(mode="json")), of_run(report.settings))
     return f"a different {key}" if key else ""
 
 
@@ -96,7 +96,7 @@ def next_action(run: Run, folder: Path, queued: dict[str, str] | None = None) ->
         except UserError as error:
             skipped += f" ({error})"
             continue
-        if key := difference(run.model_dump(mode="json"), found.settings):
+        if key := difference(of_numbers(run.model_dump(mode="json")), of_numbers(found.settings)):
             return f"checkpoint with a different {key}: change it back, or train with --config restart=true{skipped}"
         return f"resumable after step {found.step}; {_last(folder)}{skipped}"
     if run.script and script_place.has_checkpoints(folder):

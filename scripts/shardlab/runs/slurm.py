@@ -251,14 +251,12 @@ def resources(
         flags += ["--open-mode=append"]
         flags += ["--requeue"] if slurm.requeue else ["--no-requeue"]
     gpus = None if stage in slurm.stages and slurm.stages[stage].gpus == "none" else slurm.gpus
-    if gpus == "gres":
+    of_a_node = ":".join([*filter(None, [slurm.gpu_type]), str(devices_per_node)])
+    if gpus == "gres" and "-" not in (slurm.gpu_type or ""):
         # tasks_per_gpu: without it the plugin requests tasks times GPUs.
-        requested |= {
-            "gres": ":".join(["gpu", *filter(None, [slurm.gpu_type]), str(devices_per_node)]),
-            "tasks_per_gpu": 0,
-        }
-    elif gpus == "gpus-per-node":
-        flags.append("--gpus-per-node=" + ":".join([*filter(None, [slurm.gpu_type]), str(devices_per_node)]))
+        requested |= {"gres": f"gpu:{of_a_node}", "tasks_per_gpu": 0}
+    elif gpus:  # the plugin refuses a type with a dash; the other option of Slurm requests the same
+        flags.append(f"--gpus-per-node={of_a_node}")
     named = {
         "slurm_partition": queue.partition,
         "slurm_account": slurm.account,

@@ -4,6 +4,7 @@ import getpass
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -104,7 +105,12 @@ def _of_partition(rows: list[Row], partition: str | None) -> Row:
 
 
 def _compare(row: Row, source: str, requests: list[Request], jobs: int | None, answer: Answer) -> None:
-    """Compare the limits of an account or a QOS with the requests that they are for."""
+    """Compare the limits of an account or a QOS with the requests that they are for; ``jobs``: submitted at a time."""
+    # A job of a run follows the one of another stage.
+    of_stages = Counter[str]()
+    for request in requests:
+        of_stages[request.stage] += request.count
+    submitted = min(max(of_stages.values()), jobs or 0)
     longest = max(requests, key=lambda request: request.minutes)
     most = minutes(row.get("MaxWall", ""))
     if most is not None and longest.minutes > most:
@@ -125,10 +131,11 @@ def _compare(row: Row, source: str, requests: list[Request], jobs: int | None, a
                     f"limit: {source} gives {whose} {limit} {name} at a time: {limit // wanted} times {largest}"
                 )
     for field_ in ("MaxSubmit", "MaxSubmitPU", "MaxSubmitPA", "GrpSubmit"):
-        if (count := row.get(field_, "")).isdigit() and jobs is not None and jobs > int(count):
+        if (count := row.get(field_, "")).isdigit() and submitted > int(count):
             answer.wrong.append(
-                f"{source} lets {count} jobs wait or run, and this call may submit {jobs}, of which Slurm would refuse "
-                f"the others; add --jobs {count} to each call, or lower `jobs` in workflow/profiles/slurm/config.yaml"
+                f"{source} lets {count} jobs wait or run, and this call may submit {submitted}, of which Slurm would "
+                f"refuse the others; add --jobs {count} to each call, or lower `jobs` in "
+                "workflow/profiles/slurm/config.yaml"
             )
     for field_ in ("MaxJobs", "MaxJobsPU"):
         if (count := row.get(field_, "")).isdigit():

@@ -1,26 +1,31 @@
 """What jobs request of Slurm, in the units of its limits, and the sbatch command that requests it."""
 
-import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardlab.runs import slurm, stages
-from shardlab.settings.sites import Site
+from shardlab.settings.sites import Site, Stage
 from shardlab.settings.types import Run
 
-GPUS = re.compile(r"(?:^gpu|--gpus-per-node=)(?::?[A-Za-z]\w*)?:?(\d+)")
+PER_NODE = "--gpus-per-node="
+OF_A_CALL: tuple[Stage, ...] = ("train", "evaluate", "init", "noise_floor")
+"""Stages of which a call submits many jobs, one for each run or workload."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One job."""
+    """A job, or several of one kind."""
 
     what: str
     """Its name in a sentence."""
     resources: Mapping[str, Any]
     """What Snakemake passes to its Slurm plugin."""
+    stage: Stage = "train"
+    count: int = 1
+    """Number of such jobs of a call."""
     partition: str | None = None
     """Where Slurm puts it, if it said so."""
 
@@ -54,21 +59,35 @@ class Request:
 
 def gpus(resources: Any) -> int:
     """Return the GPUs of a job with these resources, a mapping; 0 if it requests none."""
-    words = [str(resources.get("gres") or ""), *str(resources.get("slurm_extra") or "").split()]
-    counts = [int(match[1]) for word in words if (match := GPUS.match(word))]
+    listed = [word.partition(":") for word in str(resources.get("gres") or "").split(",")]
+    flags = str(resources.get("slurm_extra") or "").split()
+    named = [rest for name, _, rest in listed if name == "gpu"]
+    named += [word.removeprefix(PER_NODE) for word in flags if word.startswith(PER_NODE)]
+    # As Slurm has it: TYPE:NUMBER, one of them, or neither; a type may have any other characters.
+    numbers = [text.rpartition(":")[2] for text in named]
+    counts = [int(number) if number.isdigit() else 1 for number in numbers]
     return int(resources.get("nodes") or 1) * (counts[-1] if counts else 0)
 
 
-def trainings(runs: Iterable[Run], site: Site) -> list[Request]:
-    """Return a request of each kind that the trainings of ``runs`` make; empty for a site without Slurm."""
+def jobs_of(runs: Iterable[Run], site: Site) -> list[Request]:
+    """Return a request of each kind that a call of ``runs`` makes, trainings first; empty for a site without Slurm."""
     if site.slurm is None:
         return []
-    kinds: dict[tuple[int, int], Request] = {}
+    every: dict[Stage, dict[str, Run]] = {stage: {} for stage in OF_A_CALL}
     for run in runs:
-        size = stages.scope("train", run).size(run)
-        if size not in kinds:
-            kinds[size] = Request(f"{run.strategy} x {run.workload}", slurm.resources(site, "train", *size))
-    return list(kinds.values())
+        name = f"{run.strategy} x {run.workload}"
+        every["train"][name] = every["evaluate"][f"evaluate of {name}"] = run
+        every["init"][f"init of {run.workload}"] = every["noise_floor"][f"noise_floor of {run.workload}"] = run
+    kinds: dict[tuple[Stage, tuple[int, int]], Request] = {}
+    counts: Counter[tuple[Stage, tuple[int, int]]] = Counter()
+    for stage, named in every.items():
+        for name, run in named.items():
+            key = stage, stages.scope(stage, run).size(run)
+            counts[key] += 1
+            if key not in kinds:
+                resources = slurm.resources(site, stage, *key[1], stages.MINUTES.get(stage))
+                kinds[key] = Request(name, resources, stage)
+    return [replace(kinds[key], count=count) for key, count in counts.items()]
 
 
 def sbatch(resources: Mapping[str, Any], name: str = "shardlab", log: str = "/dev/null") -> list[str]:

@@ -1,10 +1,12 @@
-"""Snakemake after a kill: its lock, and what it does not know of."""
+"""Snakemake's lock, for which a second call waits; what it does not know of after a kill, or a change of settings."""
 
 import base64
+import fcntl
 import json
 import os
 import re
 import shutil
+import signal
 import sys
 import uuid
 from collections.abc import Iterable
@@ -20,7 +22,7 @@ from shardlab.settings import run_identity
 from shardlab.settings.types import Run, sealed, was_edited
 
 PATIENCE = 5.0
-"""Seconds to wait for a short call (a dry run, a graph) that holds the lock."""
+"""Seconds to wait for a short call that holds the lock, before saying so."""
 _held: list[IO[str]] = []
 
 
@@ -44,16 +46,12 @@ def note_done(folder: Path, runs: Iterable[Run]) -> None:
     The note names the settings, and stays until that training begins: Snakemake removes `.done` when it submits the
     job, and may be killed while the job waits. A run that ended after its driver's death is done, whatever Snakemake
     assumes about its `.done`, which is written last and atomically. A run whose files have changed since is not done.
-
-    Raises:
-        UserError: a run.json is a folder.
     """
     os.environ.setdefault(CALL, uuid.uuid4().hex)
     for run in runs:
         name = f"results/{run.strategy}/{run.workload}"
         seen = folder / name / SEEN
         path = folder / f"{name}.done"
-        _repair_settings(run, folder / name / "run.json")
         if _held and (reason := done.changed(folder / name)):
             print(f"warning: {reason}; the run is trained again from its last checkpoint.", file=sys.stderr)
             path.unlink()
@@ -69,33 +67,44 @@ def note_done(folder: Path, runs: Iterable[Run]) -> None:
                 (folder / ".snakemake" / "incomplete" / mark).unlink(missing_ok=True)
 
 
-def _repair_settings(run: Run, path: Path) -> None:
-    """Rewrite a damaged or edited run.json, keeping its old time, so that nothing becomes outdated because of it.
+def bring_up_to_date(run: Run, path: Path) -> None:
+    """Rewrite a run.json that is damaged or edited, or whose keys of place and time are no longer those of ``run``.
 
-    One that depends on the run's plan is removed, so that its rule writes it again.
+    It keeps its old time, so that nothing becomes outdated because of it. An edited one that depends on the run's plan
+    is removed, so that its rule writes it again.
+
+    Raises:
+        UserError: it is a folder.
     """
+    auto = run.recipe.activation_checkpointing == "auto"
     try:
-        if not was_edited(json.loads(path.read_bytes())):
-            return
+        found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return
     except IsADirectoryError:
         raise UserError(f"{path} is a folder; remove it, then run the same command again.") from None
     except ValueError:
-        pass
-    if run.recipe.activation_checkpointing == "auto":
-        path.unlink()
-        return
+        found = None
+    if found is None or was_edited(found):
+        if auto:
+            path.unlink()
+            return
+    else:
+        if auto and found.get("recomputation_planned"):
+            run = run.planned(found["recipe"]["activation_checkpointing"])
+        planned = sealed(run)
+        if found == planned or run_identity.of_run(found) != run_identity.of_run(planned):
+            return
     times = path.stat().st_atime_ns, path.stat().st_mtime_ns
     write_json(path, sealed(run))
     os.utime(path, ns=times)
 
 
-def clear_stale_locks(folder: Path) -> None:
-    """Remove the locks of a driver that was killed in the project's ``folder``; hold them for this process.
+def take(folder: Path) -> None:
+    """Hold the lock of the project's ``folder`` for this process: wait for another call, take over from a killed one.
 
-    The system releases the lock of a dead process. If another driver is running, Snakemake's own locks stay and report
-    it; so they do if the last one ran on another machine, as not every file system shares locks between machines.
+    The system releases the lock of a dead process; Snakemake's own locks, which stay, are then removed. They stay if
+    the last call ran on another machine, as not every file system shares locks between machines: Snakemake reports it.
 
     Raises:
         UserError: the file system has no locks.
@@ -104,12 +113,27 @@ def clear_stale_locks(folder: Path) -> None:
     place.mkdir(exist_ok=True)
     file = (place / "driver.lock").open("a+", encoding="utf-8")
     if not flock(file, PATIENCE):
-        return
-    file.seek(0)
-    if (last := file.read().strip()) and last != os.uname().nodename and any((place / "locks").glob("*")):
+        host, _, number = _last(file).partition(" ")
+        handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # without Python's traceback
+        print(
+            f"Process {number} on {host} runs the jobs of another call in this folder. This call waits until that one "
+            "has ended, then goes on; Ctrl-C ends this one alone.",
+            file=sys.stderr,
+            flush=True,
+        )
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        signal.signal(signal.SIGINT, handler)
+    host = _last(file).partition(" ")[0]
+    if host and host != os.uname().nodename and any((place / "locks").glob("*")):
         return
     shutil.rmtree(place / "locks", ignore_errors=True)
     file.truncate(0)
-    file.write(os.uname().nodename)
+    file.write(f"{os.uname().nodename} {os.getpid()}")
     file.flush()
     _held.append(file)
+
+
+def _last(file: IO[str]) -> str:
+    """Return the machine and the process that held the lock last."""
+    file.seek(0)
+    return file.read().strip()

@@ -16,7 +16,7 @@ from shardlab.errors import UserError
 from shardlab.models._sequence import SequenceSplit
 from shardlab.patches import torch_distributed
 from shardlab.runs import cpu_binding
-from shardlab.runtime import device
+from shardlab.runtime import device, one_node
 from shardlab.settings.mesh import TIMES, ParallelDims
 from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Ranks
@@ -192,10 +192,14 @@ def start(site: SiteRuntime, timeout_seconds: int = 600) -> None:
     device.warn_if_shared(own)
     device.exact()
     if "RANK" in os.environ and not dist.is_initialized():
+        timeout = timedelta(seconds=timeout_seconds)
         dist.init_process_group(
             dist.get_default_backend_for_device(own),
-            timeout=timedelta(seconds=timeout_seconds),
+            timeout=timeout,
             device_id=None if own.type == "cpu" else own,
+            store=one_node.store(timeout),
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
         )
 
 

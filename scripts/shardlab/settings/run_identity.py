@@ -1,8 +1,8 @@
-"""Identity of a run's files: digests of everything that determines its numbers."""
+"""Identity of a run's files: digests of everything that determines its numbers, and which keys do."""
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -10,35 +10,80 @@ from pydantic import Field
 from shardlab.schema import Strict
 from shardlab.settings.types import Run
 
-PLACE = ("site", "site_name", "nodes", "ranks_per_node", "devices_per_rank", "mesh")
-"""Settings of place and size: they affect times and memory, but not losses."""
+KEYS: dict[str, dict[str, str]] = {
+    "config": {
+        "numbers": "data size nodes ranks_per_node seed recipe dtype",
+        "place": "site site_settings container",
+        "time": "workloads strategies sweep max_runs noise_floor_runs usage_seconds tensorboard on_memory_overflow "
+        "restart",
+    },
+    "recipe": {
+        "numbers": "optimizer lr_schedule decay groups freeze adapter epochs max_steps global_batch_size "
+        "eval_batch_size max_grad_norm dtype gradient_accumulation_steps length_buckets sync_batch_norm "
+        "label_smoothing loss_chunks activation_checkpointing compile compile_backend precision deterministic "
+        "on_nonfinite evaluation ema_decay keep_best",
+        "place": "",
+        "time": "checkpoint_interval_steps checkpoint_interval_minutes keep_last_checkpoints",
+    },
+    "site": {
+        "numbers": "device",
+        "place": "nodes_max ranks_per_node_max cpus_per_rank omp_threads cpu_binding setup_commands environment "
+        "environment_node environment_clear srun container slurm hardware",
+        "time": "hang_seconds stop_seconds warning",
+    },
+    "strategy": {
+        "numbers": "dp_replicate pp dp_shard cp ep tp single_process cpu_offload reshard_after_forward wrap_parameters "
+        "find_unused_parameters sequence_parallel loss_parallel context head_tail pipeline_schedule n_microbatches "
+        "engine config script launcher min_ranks",
+        "place": "",
+        "time": "workloads",
+    },
+    "workload": {
+        "numbers": "model task blocks tensor experts segments data sizes",
+        "place": "",
+        "time": "description tensor_sizes context_sizes divisible",
+    },
+}
+"""Keys of the configuration, by what they do to a finished run.
 
-WHEN = ("checkpoint_interval_steps", "checkpoint_interval_minutes", "keep_last_checkpoints")
-"""Recipe keys for when checkpoints are written: they do not affect the result."""
+numbers: what it ends with, or what its report measures by design (ranks, kind of device): it is trained again. place:
+where and with which libraries it runs; time: when things happen, how they are watched, what a call asks for and what is
+checked before: nothing is trained again.
+"""
+SIZE = ("nodes", "ranks_per_node", "devices_per_rank", "mesh")
+"""Settings of a run's size: they affect times, memory and rounding. A checkpoint resumes on another one."""
 
 
 class Identity(Strict):
     """The run that a file belongs to."""
 
-    numbers: str = Field(
-        description="SHA-256 of settings and sources that determine losses: run.json without its site."
-    )
-    run: str = Field(description="SHA-256 of all of run.json, which determines times and memory.")
+    numbers: str = Field(description="SHA-256 of settings and sources that determine losses, on any number of ranks.")
+    run: str = Field(description="The same with its number of ranks and its kind of device: what trains it again.")
     data: str = Field(description="Fingerprint of the prepared data set.")
 
 
 def identity_of(run: Run, fingerprint: str) -> Identity:
     """Return the identity of a run over a prepared data set. It does not depend on what the run's plan says."""
     settings = run.configured.model_dump(mode="json")
-    numbers = {key: value for key, value in settings.items() if key not in PLACE}
-    numbers["recipe"] = {key: value for key, value in settings["recipe"].items() if key not in WHEN}
+    return Identity(numbers=digest(of_numbers(settings)), run=digest(of_run(settings)), data=fingerprint)
+
+
+def of_run(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a run.json trains a finished run again if it changes."""
+    kept = {key: value for key, value in settings.items() if key not in ("site_name", "seal")}
+    for key in ("recipe", "site"):
+        names = KEYS[key]["numbers"].split()
+        kept[key] = {name: value for name, value in settings.get(key, {}).items() if name in names}
+    return kept
+
+
+def of_numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a run.json determines losses, on any number of ranks of any site: what a checkpoint goes by."""
+    kept = {key: value for key, value in of_run(settings).items() if key not in ("site", *SIZE)}
     # DeepSpeed's settings also contain a size: the samples per rank, which follow from the others.
-    numbers["engine_config"] = {
-        key: value
-        for key, value in (settings["engine_config"] or {}).items()
-        if key != "train_micro_batch_size_per_gpu"
-    }
-    return Identity(numbers=digest(numbers), run=digest(settings), data=fingerprint)
+    engine = settings.get("engine_config") or {}
+    kept["engine_config"] = {key: value for key, value in engine.items() if key != "train_micro_batch_size_per_gpu"}
+    return kept
 
 
 def digest(value: Any) -> str:

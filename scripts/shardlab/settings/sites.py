@@ -84,7 +84,9 @@ class Slurm(Strict):
     gpus: Literal["gres", "gpus-per-node"] | None = Field(
         None, description="Option that requests GPUs, one per rank: --gres or --gpus-per-node (null: no GPUs)."
     )
-    gpu_type: str | None = Field(None, description="Type in the GPU request, as in gpu:h200:4 (null: any type).")
+    gpu_type: str | None = Field(
+        None, pattern=r"^[\w.-]+$", description="Type in the GPU request, as in gpu:h200:4 (null: any type)."
+    )
     memory_mb_per_rank: PositiveInt = Field(2000, description="Memory per rank on a node (MiB).")
     runtime: PositiveInt = Field(60, description="Time limit of a training job (minutes).")
     requeue: bool = Field(

@@ -228,7 +228,8 @@ def write_reports(
         Timeline(identity=state.start.identity, **drawn).write(output / "timeline.json")
     measured = measured | {key: value for key, value in origin.items() if key != "attempt"}
     lines = metrics.read(output / metrics.NAME)
-    train_report(state.run.configured, lines, measured, history(output)).write(output / "train.json")
+    tries = history(output, state.start.identity.numbers)
+    train_report(state.run.configured, lines, measured, tries).write(output / "train.json")
 
 
 def _observe_gradients(meter: Meter, observe: Observer | None) -> Observer:

@@ -17,7 +17,7 @@ from shardlab.runtime.batches import Steps
 from shardlab.runtime.distributed import World
 from shardlab.runtime.engine import Engine
 from shardlab.runtime.tasks import Task
-from shardlab.settings.run_identity import difference, flat, identity_of
+from shardlab.settings.run_identity import difference, flat, identity_of, of_numbers
 from shardlab.settings.types import Run
 from shardlab.train.checkpoint import BEST, LOCAL
 
@@ -82,7 +82,7 @@ def latest_checkpoint(output: Path, start: Manifest, world: World, *, restart: b
         key = difference(start.training, checkpoint.training)
         if key is None and checkpoint.identity.numbers == start.identity.numbers:
             return folder
-        key = difference(start.settings, checkpoint.settings) or key
+        key = difference(of_numbers(start.settings), of_numbers(checkpoint.settings)) or key
         raise UserError(
             f"{folder} was written with a different {key}; change it back to resume, or train from scratch, which "
             "replaces these checkpoints, with --config restart=true."

@@ -64,7 +64,8 @@ def accept(run: Run, data: Path, initial: Path, folder: Path, fingerprint: str, 
     last = next(record for record in reversed(records) if record["kind"] == "train")
     records.append({"kind": "validation", "step": last["step"], "epoch": last["epoch"], "loss": loss})
     values |= {key: value for key, value in origin.items() if key != "attempt"}
-    train_report(run.configured, records, values, history(folder)).write(folder / "train.json")
+    tries = history(folder, values["identity"].numbers)
+    train_report(run.configured, records, values, tries).write(folder / "train.json")
 
 
 def check_weights(path: Path, initial: Path, script: str) -> None:

@@ -84,6 +84,19 @@ class CallRuns:
         """Return the settings of the run that a job belongs to."""
         return self.run(name_of(wildcards))
 
+    def frozen(self) -> dict[str, Run]:
+        """Return {run.json: settings} of the runs of this call, of their initial weights, and of each `single` that
+        they are compared with.
+        """
+        with_weights = {resolve.weights_of(workload) for _, workload in self.requested}
+        names = [*self._resolved, *((INIT, name) for name in with_weights)]
+        names += [("single", workload) for _, workload in self.requested]
+        found = {}
+        for name in names:
+            with suppress(UserError):  # a call may be without them
+                found["results/{}/{}/run.json".format(*name)] = self.run(name)
+        return found
+
     def ranks(self) -> Ranks:
         """Return the settings of the ranks that this call has, whatever they do.
 
@@ -94,7 +107,7 @@ class CallRuns:
             return resolve.ranks(self.config)
 
     def identity_of(self, wildcards: Any) -> str:
-        """Return the digest of the settings and sources of the run that a job belongs to."""
+        """Return the digest of what trains the run that a job belongs to again."""
         name = name_of(wildcards)
         if name not in self._identities:
             self._identities[name] = run_identity.identity_of(self.run(name), "").run

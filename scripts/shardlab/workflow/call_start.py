@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,14 +46,14 @@ def begin(arguments: list[str], folder: Path) -> None:
 
 
 def take_over(arguments: list[str], folder: Path) -> None:
-    """Let a call that runs jobs go on where a killed one in the ``folder`` ended, without --unlock.
+    """Let a call that runs jobs go on where another one in the ``folder`` ended, or was killed, without --unlock.
 
     Raises:
         UserError: the file system has no locks.
     """
     if not snakemake_lock.runs_jobs(arguments):
         return
-    snakemake_lock.clear_stale_locks(folder)
+    snakemake_lock.take(folder)
     slurm_reattach.install(folder)
     snakemake_scheduler.install()
     if sys.stderr.isatty():
@@ -62,9 +62,16 @@ def take_over(arguments: list[str], folder: Path) -> None:
         progress.install(folder)
 
 
-def note_done(arguments: list[str], folder: Path, runs: Iterable[Run]) -> None:
-    """Record which runs are done as this call begins, if it runs jobs; see ``snakemake_lock.note_done``."""
+def note_done(arguments: list[str], folder: Path, runs: Iterable[Run], frozen: Callable[[], Mapping[str, Run]]) -> None:
+    """Record which runs are done as this call begins, if it runs jobs; see ``snakemake_lock.note_done``. Bring their
+    ``frozen`` settings up to date.
+
+    Raises:
+        UserError: a run.json is a folder.
+    """
     if snakemake_lock.runs_jobs(arguments):
+        for name, run in frozen().items():
+            snakemake_lock.bring_up_to_date(run, folder / name)
         snakemake_lock.note_done(folder, runs)
 
 

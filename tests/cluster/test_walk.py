@@ -1,0 +1,51 @@
+"""The walk of an ordinary user: a first try, two calls at once, a kill, edits of each kind; and what listens."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from helpers.sockets import LOOPBACK, listening
+from login import snakemake, steps, training_job, until
+
+RUN = "ddp/llama2"
+KEPT = "recipe={epochs: 100, max_steps: 600, checkpoint_interval_steps: 50}"
+
+
+@pytest.mark.timeout(900)
+def test_the_walk(learner):
+    first = learner.start(*snakemake(f"results/{RUN}.done", config=[KEPT]))
+    job = training_job(learner, RUN, first)
+    until("its first steps", lambda: steps(learner, RUN) > 20)
+    listens = listening(processes(learner.path))
+    assert listens == {LOOPBACK}, "the job has one node"
+
+    second = learner.start(*snakemake(f"results/{RUN}.done", config=[KEPT]))
+    assert any("This call waits until that one has ended" in line for line in second.stdout)
+    first.kill()
+    first.wait()
+    assert f"is Slurm job {job} of an earlier call; following it" in learner.finish(second).stdout
+    (attempt,) = learner.json(f"results/{RUN}/train.json")["attempts"]
+    assert (attempt["slurm_job_id"], steps(learner, RUN)) == (job, 600)
+
+    place = "site_settings={slurm: {runtime: 30}, environment: {NCCL_DEBUG: INFO}}"
+    for edit, rules in (
+        (place, set()),
+        ("usage_seconds=5", set()),
+        ("seed=2", {"resolve", "resolve_init", "init", "train"}),
+    ):
+        said = learner.snakemake(f"results/{RUN}.done", config=[KEPT, edit], flags=["-n"]).stdout
+        assert {*re.findall(r"^(\w+) +\d+$", said, re.MULTILINE)} - {"total"} == rules, edit
+    learner.snakemake(f"results/{RUN}.done", config=[KEPT, place])
+    assert learner.json(f"results/{RUN}/run.json")["site"]["environment"] == {"NCCL_DEBUG": "INFO"}
+    assert len(learner.json(f"results/{RUN}/train.json")["attempts"]) == 1
+
+
+def processes(folder):
+    """Numbers of the processes that work in a folder, on the login node and on the others."""
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if (place / "cwd").readlink() == folder:
+                yield place.name
+        except OSError:
+            continue
