@@ -88,48 +88,11 @@ FAULTS = [
     Fault("folders are not on the disk", f"{S}files.py", "    sync(folder)\n", "", SYNCED),
     # When a run is given up, and what is known of it.
     Fault(
-        "a run is tried again and again with the same mistake",
-        ATTEMPTS,
-        "        if vain and (again or len(vain) >= TRIES):",
-        "        if False:",
-        GIVEN_UP,
-    ),
-    Fault("attempts of other calls count", ATTEMPTS, "if attempt.call == os.environ.get(CALL)]", "]", GIVEN_UP),
-    Fault(
-        "attempts that wrote a checkpoint count as vain",
-        ATTEMPTS,
-        "attempt.failed and not attempt.progress",
-        "attempt.failed",
-        GIVEN_UP,
-    ),
-    Fault(
-        "an attempt came a step less far",
-        ATTEMPTS,
-        "max([step + 1 for step in steps]",
-        "max([step for step in steps]",
-        at("unit/test_attempt_history", "test_an_attempt_notes_how_far_it_came"),
-    ),
-    Fault(
-        "no room for the checkpoint that is being written",
-        ATTEMPTS,
-        "(recipe.keep_last_checkpoints + 1) * one",
-        "recipe.keep_last_checkpoints * one",
-        ROOM,
-    ),
-    Fault("no room for the optimizer", ATTEMPTS, "size * (1 + states + more)", "size", ROOM),
-    Fault(
         "what is left of a run is the whole of it",
         f"{S}runs/run_status.py",
         "(found.steps - found.step) * seconds",
         "found.steps * seconds",
         at("unit/test_watch", "test_a_run_that_is_trained_now"),
-    ),
-    Fault(
-        "a day of Slurm's has 12 hours",
-        f"{S}runs/slurm.py",
-        "(days * 24 + hours)",
-        "(days * 12 + hours)",
-        at("unit/test_slurm_limits", "test_slurm_s_times"),
     ),
     # What killed processes leave.
     Fault(

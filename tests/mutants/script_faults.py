@@ -90,13 +90,6 @@ FAULTS = [
         "if path.name == DUMPS:",
         contract("test_of_an_attempt_only_checkpoints_remain_for_the_next"),
     ),
-    Fault(
-        "an edited script goes on with its checkpoints",
-        ATTEMPTS,
-        "script_place.has_checkpoints(self.folder) and not self.attempts",
-        "False",
-        contract("test_status_says_what_becomes_of_a_script_s_checkpoints"),
-    ),
     # Its files.
     Fault(
         "what a script imports is no part of it",

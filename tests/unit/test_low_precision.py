@@ -69,6 +69,8 @@ def test_each_quantity_is_judged_by_that_of_the_twins(judged):
         "Of 2 runs, 1 not equal to single: ddp x mlp (first 4 steps 3.0e-02, tolerance 3.0e-02).",
     )
     assert verdict(judged(weights={"quiet": 1.0}))[1].endswith("ddp x mlp (quiet 1.0e+00, tolerance 1.0e-02).")
+    farther = judged(loss=2 + outside * 0.002, weights={"quiet": 1.0})
+    assert verdict(farther)[1].endswith("ddp x mlp (3.0e-03, twins 1.0e-03).")
 
 
 def test_weights_without_a_float32_master_are_unequal_however_near_they_end(judged):
