@@ -457,8 +457,9 @@ def test_twins_of_another_run_are_no_measure(tmp_path):
     finished(tmp_path, single, loss=0.2)
     finished(tmp_path, ddp)
 
-    def noise_floor(run=single, count=2, losses=((0.2002, 3.0), (0.1999, 3.0)), **changed):
-        twins = [Twin(test_loss=test, validation_loss=validation, weights={}) for test, validation in losses]
+    def noise_floor(run=single, count=2, losses=((0.2002, 3.0), (0.1999, 3.0)), average=None, **changed):
+        kept = {"ema_loss": average, "weights": {}}
+        twins = [Twin(test_loss=test, validation_loss=validation, **kept) for test, validation in losses]
         made = {
             "identity": run_identity.identity_of(run, "d"),
             "initial_weights": "i",
@@ -475,9 +476,12 @@ def test_twins_of_another_run_are_no_measure(tmp_path):
     for changed in ({"scale": 6e-6}, {"initial_weights": "other"}, {"workload": "mnist"}, {"count": 6}):
         assert pd.isna(noise_floor(**changed)), changed
     assert pd.isna(noise_floor(identity=run_identity.identity_of(single, "other")))
-    (tmp_path / "single/mlp/test.json").rename(tmp_path / "test.json")
+    path = tmp_path / "single/mlp/test.json"
+    TestReport.read(path, "").model_copy(update={"ema_loss": 0.4}).write(path)
+    assert noise_floor(average=0.42) == pytest.approx(5e-2), "also of averages"
+    path.unlink()
     assert pd.isna(noise_floor()), "single is not evaluated"
-    (tmp_path / "test.json").rename(tmp_path / "single/mlp/test.json")
+    finished(tmp_path, single, loss=0.2)
     assert pd.isna(noise_floor(single.model_copy(update={"seed": 7})))
 
 
@@ -489,7 +493,9 @@ def test_flipped_choices_of_experts_are_in_the_table_and_next_to_the_verdict(tmp
         choices[1, :flipped] = 4
         finished(tmp_path, run, loss=2.002 if run is ddp else 2.0, choices=encode(choices))
     chosen = encode(made + (made.cumsum(1) == 0))
-    twins = [Twin(test_loss=2.0, validation_loss=3.0, expert_choices=chosen, weights={})] * 2
+    twins = [
+        Twin(test_loss=2.0, validation_loss=3.0, expert_choices=each, weights={}) for each in (chosen, encode(made))
+    ]
     identity = run_identity.identity_of(single, "d")
     kinds = {"initial_weights": "i", "workload": "moe", "scale": PRECISIONS["float32"].rounding, "single_weights": "w"}
     NoiseFloorReport(identity=identity, twins=twins, **kinds).write(tmp_path / "noise_floor/moe.json")
