@@ -76,8 +76,6 @@ FAULTS = [
         "return value.detach()",
         at(CHECKPOINTS, "test_a_checkpoint_is_of_the_moment_it_was_asked_for"),
     ),
-    Fault("the oldest checkpoint first", MANIFEST, "key=step_of, reverse=True", "key=step_of", KEPT),
-    Fault("one checkpoint too few is kept", MANIFEST, "saved(output)[keep:]", "saved(output)[keep - 1 :]", KEPT),
     Fault(
         "files have their name before they are on the disk",
         f"{S}files.py",
@@ -95,20 +93,6 @@ FAULTS = [
         at("unit/test_watch", "test_a_run_that_is_trained_now"),
     ),
     # What killed processes leave.
-    Fault(
-        "checkpoints that killed processes were writing stay",
-        MANIFEST,
-        '(output / "checkpoints").glob("*")',
-        '(output / "checkpoints").glob("step-*")',
-        at(CHECKPOINTS, "test_what_killed_processes_left_of_checkpoints_is_removed_with_the_next_one"),
-    ),
-    Fault(
-        "a checkpoint with its manifest and without its name stays",
-        MANIFEST,
-        "if path.is_dir() and path not in complete:",
-        "if path.is_dir() and not (path / NAME).is_file():",
-        at(CHECKPOINTS, "test_what_killed_processes_left_of_checkpoints_is_removed_with_the_next_one"),
-    ),
     Fault(
         "weights that killed processes were writing stay",
         CHECKPOINT,
@@ -130,13 +114,6 @@ FAULTS = [
         "        (output / BEST).unlink(missing_ok=True)\n        if BEST in checkpoint.files:",
         "        if BEST in checkpoint.files and not (output / BEST).exists():",
         RESUMED,
-    ),
-    Fault(
-        "a checkpoint that is being removed looks valid",
-        MANIFEST,
-        "    (folder / NAME).unlink(missing_ok=True)\n    shutil.rmtree",
-        "    shutil.rmtree",
-        at(CHECKPOINTS, "test_a_checkpoint_loses_its_manifest_first"),
     ),
     Fault(
         "a lock keeps the name of a holder that has ended",

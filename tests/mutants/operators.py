@@ -23,6 +23,10 @@ LAYERS = {
     (f"{S}train/perturbed.py",): ("tests/unit/test_noise_floor.py",),
     ("scripts/traindiff/comparison.py", "scripts/traindiff/pair.py"): ("tests/traindiff",),
     (f"{S}runs/attempts.py",): ("tests/unit/test_attempts.py", "tests/unit/test_attempt_history.py"),
+    (f"{S}data/order.py",): ("tests/unit/test_order.py",),
+    (f"{S}settings/learning_rate.py",): ("tests/unit/test_learning_rate.py",),
+    (f"{S}records/manifest.py",): ("tests/unit/test_checkpoints.py",),
+    (f"{S}records/script_lines.py",): ("tests/unit/test_script_contract.py",),
     (f"{S}runs/slurm.py",): ("tests/unit/test_slurm_limits.py", "tests/unit/test_slurm_reattach.py"),
 }
 """Files: the tests that judge the judges."""

@@ -310,13 +310,6 @@ FAULTS = [
         "a run resumes one step too late", CHECKPOINT, '{"step": step, "best"', '{"step": step + 1, "best"', CONTINUED
     ),
     Fault(
-        "the content of a checkpoint's files is not looked at",
-        f"{S}records/manifest.py",
-        "if digest != manifest.files[name].sha256:",
-        "if False:",
-        at("unit/test_checkpoints", "test_no_damage_to_a_file_goes_unseen"),
-    ),
-    Fault(
         "a checkpoint of another configuration is taken",
         RESUMING,
         "if key is None and checkpoint.identity.numbers == start.identity.numbers:",

@@ -260,11 +260,11 @@ def test_a_manifest_that_was_edited(tiny_data, tmp_path):
         assert "damaged or was edited" in sentence(store.verify, tmp_path, tiny_run("mlp").data)
 
 
-def test_settings_whose_ranks_are_not_those_of_the_mesh(tmp_path):
-    values = tiny_run("mlp", "ddp").model_dump(mode="json")
-    for change in ({"ranks_per_node": 3}, {"mesh": {"foo": 2}}):
-        (tmp_path / "run.json").write_text(json.dumps(values | change))
-        assert "run.json" in sentence(read_run, tmp_path / "run.json")
+@pytest.mark.parametrize("change", [{"ranks_per_node": 3}, {"mesh": {"foo": 2}}, {"schema_version": 2}])
+def test_settings_of_another_version_or_whose_ranks_are_not_those_of_the_mesh(tmp_path, change):
+    values = tiny_run("mlp", "ddp").model_dump(mode="json") | change
+    (tmp_path / "run.json").write_text(json.dumps(values))
+    assert "run.json" in sentence(read_run, tmp_path / "run.json")
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,6 @@ def test_metrics_on_a_full_disk_name_their_file(tmp_path):
     ("number", "mend"),
     [
         (errno.EACCES, "Make that folder writable for you"),
-        (errno.EROFS, "Make that folder writable for you"),
         (errno.EDQUOT, "Free space or quota on that file system"),
         (errno.ENOENT, "Mend that folder or its file system"),
     ],

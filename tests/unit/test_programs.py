@@ -296,15 +296,6 @@ def test_data_is_verified_also_without_a_done_file(launch, tmp_path):
     assert "dataset.json is damaged or was edited" in done.stderr
 
 
-def test_settings_of_another_version_are_refused(launch):
-    arguments, folder = launch("single")
-    settings = json.loads((folder / "run.json").read_text())
-    write_json(folder / "run.json", settings | {"schema_version": 2})
-    done = program("scripts/shardlab", "launch", *arguments, "--dry-run")
-    assert done.returncode == 1
-    assert "`schema_version` is 2" in done.stderr
-
-
 def test_generated_files_are_up_to_date():
     done = program("scripts/docs.py", "--check")
     assert done.returncode == 0, done.stderr

@@ -34,26 +34,6 @@ def job(strategy, workload):
 
 
 @pytest.fixture
-def queue(monkeypatch, tmp_path):
-    """A queue with one job of the project; the script of that job; what was asked."""
-    requested = []
-
-    def run(words, **_):
-        requested.append(words[0])
-        said = {"squeue": "7|RUNNING|rule_train_wildcards_fsdp_tp_llama2\n", "scontrol": SCRIPT}
-        return SimpleNamespace(stdout=said[words[0]], returncode=0)
-
-    monkeypatch.setattr(slurm_reattach.shutil, "which", lambda name: name)
-    monkeypatch.setattr(slurm.subprocess, "run", run)
-    return requested
-
-
-def test_a_job_of_an_earlier_call_is_known_by_its_script_not_by_its_comment(queue, tmp_path):
-    assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp_tp", "llama2")) == "7"
-    assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp", "tp_llama2")) is None
-
-
-@pytest.fixture
 def silent(monkeypatch):
     """Commands of Slurm whose controller answers again after some calls: how many; what they say before that."""
     text = "slurm_load_jobs error: Unable to contact slurm controller"
@@ -71,6 +51,12 @@ def silent(monkeypatch):
     monkeypatch.setattr(slurm.subprocess, "run", run)
     monkeypatch.setattr(slurm.time, "sleep", lambda seconds: None)
     return state
+
+
+def test_a_job_of_an_earlier_call_is_known_by_its_script_not_by_its_comment(silent, tmp_path):
+    silent.fail = 0
+    assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp_tp", "llama2")) == "7"
+    assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp", "tp_llama2")) is None
 
 
 @pytest.mark.parametrize(
@@ -153,8 +139,9 @@ def test_what_was_cancelled_does_not_come_back(monkeypatch, why, shown, expected
     assert slurm.requeue(why) == expected
 
 
-def test_the_patched_executor_follows_and_asks_by_the_common_name(monkeypatch, tmp_path, queue):
+def test_the_patched_executor_follows_and_asks_by_the_common_name(monkeypatch, tmp_path, silent):
     """On a copy of the plugin's classes, since a patch stays for as long as the process does."""
+    silent.fail = 0
     copy = SimpleNamespace(
         Executor=type("Executor", (), {name: getattr(plugin.Executor, name) for name in snakemake_slurm.NEEDED}),
         SubmittedJobInfo=plugin.SubmittedJobInfo,
