@@ -347,6 +347,7 @@ def test_weights_are_judged_by_the_twins_of_the_same_weight(tmp_path):
     assert summary.collect([single, ddp], tmp_path, 2).weights_noise_floor[1] == spread["quiet"]
     assert summary.collect([ddp], tmp_path, 2).status[0] == "done", "without single"
     assert row(near | {"quiet": 1e-7}) == ["noise", 4.0, 5.0, "equal"]
+    assert row(dict.fromkeys(near, 0.0)) == ["noise", 0.0, 5.0, "equal"]
     assert row(near | {"quiet": 1.01e-3}) == ["quiet", 1.01e-3, pytest.approx(1e-3), "unequal"]
     assert row(near | {"frozen": 1e-9}) == ["frozen", 1e-9, 0.0, "unequal"]
     # The farthest twin of each weight, whichever it is.
@@ -452,6 +453,9 @@ def test_an_edited_report_is_no_figure_of_the_table(tmp_path, name, key):
     assert rows.test_loss.isna().all()
 
 
+NO_TWINS = {"count": 0, "losses": ()}
+
+
 def test_twins_of_another_run_are_no_measure(tmp_path):
     single, ddp = tiny_run("mlp"), tiny_run("mlp", "ddp")
     finished(tmp_path, single, loss=0.2)
@@ -473,7 +477,7 @@ def test_twins_of_another_run_are_no_measure(tmp_path):
     assert noise_floor() == pytest.approx(1e-3)
     assert noise_floor(losses=((0.2002, 3.0), (0.199, 3.0))) == pytest.approx(5e-3), "the farthest twin"
     assert noise_floor(losses=((0.2002, 2.97), (0.2, 3.0))) == pytest.approx(1e-2), "also in validation"
-    for changed in ({"scale": 6e-6}, {"initial_weights": "other"}, {"workload": "mnist"}, {"count": 6}):
+    for changed in ({"scale": 6e-6}, {"initial_weights": "other"}, {"workload": "mnist"}, {"count": 6}, NO_TWINS):
         assert pd.isna(noise_floor(**changed)), changed
     assert pd.isna(noise_floor(identity=run_identity.identity_of(single, "other")))
     path = tmp_path / "single/mlp/test.json"
@@ -530,7 +534,8 @@ def test_flipped_choices_of_experts_are_in_the_table_and_next_to_the_verdict(tmp
 )
 def test_first_steps_and_runs_that_learn_nothing(tmp_path, changed, first, reason):
     single, ddp = tiny_run("mlp"), tiny_run("mlp", "ddp")
-    finished(tmp_path, single, steps=[STEP, STEP | {"step": 1, "loss": 0.5}])
+    skipped = {"step": 2, "loss": None, "grad_norm": None}
+    finished(tmp_path, single, steps=[STEP, STEP | {"step": 1, "loss": 0.5}, STEP | skipped])
     finished(tmp_path, ddp, steps=[STEP | each | {"step": number} for number, each in enumerate(changed)])
     row = summary.collect([single, ddp], tmp_path, 0).iloc[1]
     assert row.first_rel_diff == first
