@@ -62,6 +62,9 @@ def test_each_quantity_is_judged_by_that_of_the_twins(judged):
     for factor, equality in ((0.99 * MULTIPLE, "equal"), (1.01 * MULTIPLE, "unequal")):
         assert judged(weights={"quiet": factor * 1e-3}).equality[1] == equality
         assert judged(weights={"noise": factor * 0.5}).equality[1] == equality
+    part = judged(first=({"grad_norm": 1 + inside * 0.01}, {"loss": 1 + outside * 0.001}))
+    assert part.equality[1] == "unequal", "the larger part, of the smaller difference"
+    assert judged(twins=[twin(first=({}, {}))] * 2).equality[1] == "equal", "twins without noise"
     unlike = [twin(), twin(first=({}, {}))]
     assert judged(first=({}, {"loss": 1 + inside * 0.001}), twins=unlike).equality[1] == "equal", "the farthest twin"
     both = judged(first=({"grad_norm": 1 + outside * 0.01}, {"loss": 1 + inside * 0.001}))

@@ -476,6 +476,7 @@ def test_twins_of_another_run_are_no_measure(tmp_path):
         return summary.collect([single, ddp], tmp_path, count).noise_floor[1]
 
     assert noise_floor() == pytest.approx(1e-3)
+    assert noise_floor(count=1, losses=((0.2002, 3.0),)) == pytest.approx(1e-3)
     assert noise_floor(losses=((0.2002, 3.0), (0.199, 3.0))) == pytest.approx(5e-3), "the farthest twin"
     assert noise_floor(losses=((0.2002, 2.97), (0.2, 3.0))) == pytest.approx(1e-2), "also in validation"
     for changed in ({"scale": 6e-6}, {"initial_weights": "other"}, {"workload": "mnist"}, {"count": 6}, NO_TWINS):
