@@ -15,7 +15,7 @@ from fault import Fault, S
 from running import Run
 
 LAYERS = {
-    (f"{S}report/verdict.py", f"{S}report/summary.py"): (
+    (f"{S}report/verdict.py", f"{S}report/summary.py", f"{S}cli/summarize.py", f"{S}report/summary_markdown.py"): (
         "tests/unit/test_summary.py",
         "tests/unit/test_low_precision.py",
     ),

@@ -367,20 +367,6 @@ FAULTS = [
         at("workflow/test_workflow", "test_each_run_s_weights_are_compared_with_those_of_its_workload_s_single"),
     ),
     Fault(
-        "the screen does not mark what is unequal",
-        f"{S}report/summary_markdown.py",
-        'mark = " !" if',
-        'mark = "" if',
-        at("unit/test_summary", "test_what_is_not_equal_is_marked_in_both_matrices"),
-    ),
-    Fault(
-        "the check passes whatever differs",
-        f"{S}cli/summarize.py",
-        "if args.check and not good:",
-        "if False:",
-        at("unit/test_summary", "test_the_check_fails_unless_all_are_equal"),
-    ),
-    Fault(
         "runs that are not evaluated count in a sweep's mean",
         f"{S}report/sweep_table.py",
         '.where(runs.status == "done")',
