@@ -1,9 +1,12 @@
 """Errors that the user can fix: one sentence, no traceback."""
 
+import io
 import os
 import re
+import select
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 
@@ -51,7 +54,9 @@ def run_verb(words: list[str]) -> None:
 
 
 def run_program(main: Callable[[], int | None]) -> None:
-    """Run a program's ``main``; a UserError or a full disk ends it with one line and status 1."""
+    """Run a program's ``main``; a UserError or a full disk ends it with one line and status 1, a reader of its output
+    that ends first (``| head``) without a word.
+    """
     try:
         # A forked rank must return: torchrun waits for its value, and sys.exit(None) has none.
         if status := main():
@@ -59,4 +64,21 @@ def run_program(main: Callable[[], int | None]) -> None:
     except UserError as error:
         sys.exit(f"error: {error}")
     except OSError as error:
+        if _reader_ended():
+            sys.exit(1)
         sys.exit(f"error: {error.filename or 'file'}: {error.strerror or error}")
+    finally:
+        _reader_ended()
+
+
+def _reader_ended() -> bool:
+    """Flush the output; return whether it is a pipe that nobody reads. What is left of it then goes nowhere."""
+    with suppress(BrokenPipeError):
+        sys.stdout.flush()
+    with suppress(io.UnsupportedOperation):  # of a test's output
+        pipe = select.poll()
+        pipe.register(sys.stdout, 0)
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in pipe.poll(0)):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return True
+    return False

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -67,9 +68,12 @@ def explained(path: Path) -> Iterator[None]:
         # safetensors reports I/O errors as its own exception type, with the system's text inside.
         text = str(error)
         if isinstance(error, OSError) or "os error" in text.lower() or "I/O error" in text:
-            mend = "Free space or quota on that file system"
-            if isinstance(error, PermissionError) or "permission" in text.lower() or "read-only" in text.lower():
-                mend = "Make that folder writable for you"
+            mends = {
+                "no space|quota": "Free space or quota on that file system",
+                "permission|read-only": "Make that folder writable for you",
+                "": "Mend that folder or its file system",
+            }
+            mend = next(advice for words, advice in mends.items() if re.search(words, text, re.IGNORECASE))
             raise UserError(
                 f"{path} could not be written: {text}. {mend}, then run the same command again; no partial file "
                 "was left."

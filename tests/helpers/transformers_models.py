@@ -104,6 +104,7 @@ CONFIGS = {
         dropout=0.0,
     ),
     "stablelm": transformers.StableLmConfig(**SIZES),
+    "granite": transformers.GraniteConfig(**SIZES, attention_multiplier=0.2, pad_token_id=0),
     "apertus": transformers.ApertusConfig(**SIZES, pad_token_id=None),
     "vit": transformers.ViTConfig(
         hidden_size=32,
@@ -134,6 +135,7 @@ CLASSES = {
     "lfm2": transformers.Lfm2ForCausalLM,
     "opt": transformers.OPTForCausalLM,
     "stablelm": transformers.StableLmForCausalLM,
+    "granite": transformers.GraniteForCausalLM,
     "apertus": transformers.ApertusForCausalLM,
     "vit": transformers.ViTForImageClassification,
 }

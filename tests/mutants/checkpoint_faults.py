@@ -76,8 +76,6 @@ FAULTS = [
         "return value.detach()",
         at(CHECKPOINTS, "test_a_checkpoint_is_of_the_moment_it_was_asked_for"),
     ),
-    Fault("the oldest checkpoint first", MANIFEST, "key=step_of, reverse=True", "key=step_of", KEPT),
-    Fault("one checkpoint too few is kept", MANIFEST, "saved(output)[keep:]", "saved(output)[keep - 1 :]", KEPT),
     Fault(
         "files have their name before they are on the disk",
         f"{S}files.py",
@@ -88,64 +86,13 @@ FAULTS = [
     Fault("folders are not on the disk", f"{S}files.py", "    sync(folder)\n", "", SYNCED),
     # When a run is given up, and what is known of it.
     Fault(
-        "a run is tried again and again with the same mistake",
-        ATTEMPTS,
-        "        if vain and (again or len(vain) >= TRIES):",
-        "        if False:",
-        GIVEN_UP,
-    ),
-    Fault("attempts of other calls count", ATTEMPTS, "if attempt.call == os.environ.get(CALL)]", "]", GIVEN_UP),
-    Fault(
-        "attempts that wrote a checkpoint count as vain",
-        ATTEMPTS,
-        "attempt.failed and not attempt.progress",
-        "attempt.failed",
-        GIVEN_UP,
-    ),
-    Fault(
-        "an attempt came a step less far",
-        ATTEMPTS,
-        "max([step + 1 for step in steps]",
-        "max([step for step in steps]",
-        at("unit/test_attempt_history", "test_an_attempt_notes_how_far_it_came"),
-    ),
-    Fault(
-        "no room for the checkpoint that is being written",
-        ATTEMPTS,
-        "(recipe.keep_last_checkpoints + 1) * one",
-        "recipe.keep_last_checkpoints * one",
-        ROOM,
-    ),
-    Fault("no room for the optimizer", ATTEMPTS, "size * (1 + states + more)", "size", ROOM),
-    Fault(
         "what is left of a run is the whole of it",
         f"{S}runs/run_status.py",
         "(found.steps - found.step) * seconds",
         "found.steps * seconds",
         at("unit/test_watch", "test_a_run_that_is_trained_now"),
     ),
-    Fault(
-        "a day of Slurm's has 12 hours",
-        f"{S}runs/slurm.py",
-        "(days * 24 + hours)",
-        "(days * 12 + hours)",
-        at("unit/test_slurm_limits", "test_slurm_s_times"),
-    ),
     # What killed processes leave.
-    Fault(
-        "checkpoints that killed processes were writing stay",
-        MANIFEST,
-        '(output / "checkpoints").glob("*")',
-        '(output / "checkpoints").glob("step-*")',
-        at(CHECKPOINTS, "test_what_killed_processes_left_of_checkpoints_is_removed_with_the_next_one"),
-    ),
-    Fault(
-        "a checkpoint with its manifest and without its name stays",
-        MANIFEST,
-        "if path.is_dir() and path not in complete:",
-        "if path.is_dir() and not (path / NAME).is_file():",
-        at(CHECKPOINTS, "test_what_killed_processes_left_of_checkpoints_is_removed_with_the_next_one"),
-    ),
     Fault(
         "weights that killed processes were writing stay",
         CHECKPOINT,
@@ -167,13 +114,6 @@ FAULTS = [
         "        (output / BEST).unlink(missing_ok=True)\n        if BEST in checkpoint.files:",
         "        if BEST in checkpoint.files and not (output / BEST).exists():",
         RESUMED,
-    ),
-    Fault(
-        "a checkpoint that is being removed looks valid",
-        MANIFEST,
-        "    (folder / NAME).unlink(missing_ok=True)\n    shutil.rmtree",
-        "    shutil.rmtree",
-        at(CHECKPOINTS, "test_a_checkpoint_loses_its_manifest_first"),
     ),
     Fault(
         "a lock keeps the name of a holder that has ended",

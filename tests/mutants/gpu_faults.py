@@ -245,32 +245,11 @@ FAULTS = [
         at("unit/test_cpu_binding", "test_a_rank_runs_on_the_cores_of_its_gpu_only"),
     ),
     Fault(
-        "one run of a shared job requeues it under the others",
-        f"{RUNS}/slurm.py",
-        "if not (job := job_id()) or PACKED in os.environ:",
-        "if not (job := job_id()):",
-        at("unit/test_pack", "test_a_run_does_not_requeue_the_job_of_the_others"),
-    ),
-    Fault(
         "the steps of a shared job meet at one port",
         f"{RUNS}/launchers/srun.py",
         'return "(SLURM_JOB_ID + $$)" if slurm.PACKED in os.environ else "SLURM_JOB_ID"',
         'return "SLURM_JOB_ID"',
         at("unit/test_pack", "test_steps_share_the_job_each_with_its_part_and_a_port_of_its_own"),
-    ),
-    Fault(
-        "a stage that needs no GPU asks for one",
-        f"{RUNS}/slurm.py",
-        'if gpus == "gres" and',
-        'if slurm.gpus == "gres" and',
-        at("unit/test_sites", "test_a_stage_that_needs_no_gpu_need_not_ask_for_one"),
-    ),
-    Fault(
-        "a client command of Slurm is waited for without limit",
-        f"{RUNS}/slurm.py",
-        "text=True, timeout=PATIENCE)",
-        "text=True)",
-        at("unit/test_slurm_hangs", "test_a_figure_that_slurm_does_not_give_is_left_out"),
     ),
     Fault(
         "a call in an error message names no profile",

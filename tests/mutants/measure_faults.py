@@ -1,6 +1,6 @@
 """Measurements, plans, and the figures in the reports."""
 
-from fault import SUMMARY, Fault, S, at
+from fault import Fault, S, at
 
 RECORDS, PLAN, PLANS = f"{S}records/train_report.py", f"{S}records/plan.py", f"{S}report/plan_table.py"
 COLLECTIVES, TRAFFIC, REACHED = (f"{S}measure/{name}.py" for name in ("collectives", "traffic", "device_benchmark"))
@@ -77,13 +77,6 @@ FAULTS = [
         at("unit/test_records", "test_memory_is_that_of_the_rank_that_held_the_most"),
     ),
     Fault(
-        "a run's process memory is that of its first rank",
-        SUMMARY,
-        "max(train.peak_memory_bytes) if",
-        "train.peak_memory_bytes[0] if",
-        at("unit/test_summary", "test_memory_in_the_table_is_that_of_the_fullest_rank"),
-    ),
-    Fault(
         "a pipeline's rank waits by its own time alone",
         f"{S}parallel/pipeline.py",
         "        dist.all_reduce(elapsed, op=dist.ReduceOp.MAX, group=self.group)\n",
@@ -143,13 +136,6 @@ FAULTS = [
         "    if observe:\n        observe(step.number, engine)\n    if skip",
         "    whole.tolist()\n    if observe:\n        observe(step.number, engine)\n    if skip",
         at("parity/test_parity", "test_no_rank_reads_from_its_device_in_a_step[ddp-mlp-float64]"),
-    ),
-    Fault(
-        "twins a hundred roundings apart",
-        f"{S}train/perturbed.py",
-        "(1 + rounding * noise)",
-        "(1 + 100 * rounding * noise)",
-        at("unit/test_noise_floor", "test_a_twin_s_weights_are_one_rounding_apart"),
     ),
     # Plans, and what follows from figures.
     Fault(

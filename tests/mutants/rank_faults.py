@@ -306,13 +306,6 @@ FAULTS = [
         "the same order in each epoch", ORDER, "(seed, epoch)).permutation", "(seed, 0)).permutation", reference("mlp")
     ),
     Fault(
-        "the second epoch's order in all later ones",
-        ORDER,
-        "(seed, epoch)).permutation",
-        "(seed, min(epoch, 1))).permutation",
-        reference("mlp"),
-    ),
-    Fault(
         "an order that does not depend on the seed",
         ORDER,
         "(seed, epoch)).permutation",
@@ -384,30 +377,6 @@ FAULTS = [
         at("unit/test_prepared_data", "test_samples_of_train_in_another_split_are_counted"),
     ),
     # The order of the data over epochs, steps and splits.
-    Fault(
-        "no new order after some epochs", ORDER, "self.seed, epoch)[start", "self.seed, min(epoch, 9))[start", EPOCHS
-    ),
-    Fault(
-        "the orders of the next seed, an epoch earlier",
-        ORDER,
-        "(seed, epoch)).permutation",
-        "seed + epoch).permutation",
-        at("unit/test_order", "test_the_first_epochs_of_one_seed_are_not_those_of_the_next"),
-    ),
-    Fault(
-        "a sample that is left alone is dropped",
-        ORDER,
-        "return -(-self.samples // self.global_batch_size)",
-        "return max(1, (self.samples + self.global_batch_size - 2) // self.global_batch_size)",
-        EPOCHS,
-    ),
-    Fault(
-        "evaluation drops a last batch of one sample",
-        ORDER,
-        "for start in range(0, samples, batch_size)]",
-        "for start in range(0, samples - (samples % batch_size == 1), batch_size)]",
-        at("unit/test_order", "test_evaluation_counts_each_sample_exactly_once"),
-    ),
     Fault(
         "max_steps beyond the epochs",
         "scripts/shardlab/settings/recipe.py",

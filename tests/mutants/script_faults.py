@@ -22,25 +22,6 @@ FILES = contract("test_a_script_is_its_files_and_no_others")
 
 FAULTS = [
     # Its lines.
-    Fault("a script's loss may be NaN", LINES, "if not math.isfinite(value)", "if False", NAMED),
-    Fault("a script's step may be missing", LINES, "line.step != self.next:", "line.step < self.next:", NAMED),
-    Fault("a script's step may be twice", LINES, "line.step != self.next:", "line.step > self.next:", NAMED),
-    Fault("a script may take more steps", LINES, "line.step >= self.count", "line.step > self.count", NAMED),
-    Fault("a script may take fewer steps", LINES, "if taken < self.count", "if taken < 0", NAMED),
-    Fault(
-        "a script's first line may be of any step",
-        LINES,
-        "self.first is None and line.step > self.earlier",
-        "self.first is None and line.step > self.count",
-        KEPT,
-    ),
-    Fault(
-        "half a line of a script is taken",
-        LINES,
-        'len(content) if ended else content.rfind(b"\\n") + 1',
-        "len(content)",
-        contract("test_a_line_is_taken_once_it_is_whole_and_once"),
-    ),
     Fault(
         "the first attempt of a script has the steps of the training before",
         RANK,
@@ -89,13 +70,6 @@ FAULTS = [
         "if path.name != CHECKPOINTS:",
         "if path.name == DUMPS:",
         contract("test_of_an_attempt_only_checkpoints_remain_for_the_next"),
-    ),
-    Fault(
-        "an edited script goes on with its checkpoints",
-        ATTEMPTS,
-        "script_place.has_checkpoints(self.folder) and not self.own",
-        "False",
-        contract("test_status_says_what_becomes_of_a_script_s_checkpoints"),
     ),
     # Its files.
     Fault(

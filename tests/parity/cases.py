@@ -179,7 +179,7 @@ LONG += [
     for c in ADAPTERS
     if c.strategy not in {"llama2": ("pp", "tp_sp", "zero3"), "moe": ("tp_sp", "ep")}.get(c.workload, ())
 ]
-LONG += [c for c in MUON if c.strategy not in ("fsdp", "tp_sp")]
+LONG += [c for c in MUON if c.strategy not in ("fsdp", "fsdp_tp")]
 LONG += [c for c in SMOOTHED if c.strategy != "tp_loss" or (c.workload, len(c.recipe)) == ("llama2", len(PLAIN_SGD))]
 # A compiled block that ranks split differs from that of one device, that of other strategies does not.
 LONG += [c for c in COMPILE if (c.strategy, c.workload) != ("tp_sp", "llama2")]

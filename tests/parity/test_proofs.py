@@ -1,13 +1,16 @@
 """The proof of a strategy on a tiny model finds faults, names the parameter, and survives a rank that crashes."""
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import transformers
 import zoo
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -15,8 +18,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from helpers.common import ROOT
 from shardlab.errors import UserError
 from shardlab.models._transformers import configuration
-from shardlab.proof import tiny_config
+from shardlab.proof import prove, step_on_ranks, tiny_config
+from shardlab.proof.step_on_ranks import GRADIENT, LOSS, NORM, UPDATED, Difference, RankStep
 from shardlab.proof.tiny_runs import LENGTH, Written, tiny_run
+from shardlab.proof.warm_ranks import Answer
 from shardlab.settings import load
 
 LLAMA4 = ["chunked_attention"] * 2 + ["full_attention"] * 2
@@ -107,6 +112,47 @@ def test_the_names_that_are_proven_are_strategies():
     assert {*zoo.STRATEGIES} <= {*load.own_strategies()}
     assert {"llama", "gpt2", "gemma3_text"} < {*zoo.decoders()}
     assert not {"bert", "t5", "bart", "gemma3"} & {*zoo.decoders()}
+
+
+QUANTITIES = {LOSS: 1e-9, NORM: 1e-9, f"{GRADIENT}w": 1e-9, f"{UPDATED}w": 1e-6}
+"""Quantity of a step: how far it may be from that of one process."""
+
+
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_each_quantity_of_each_rank_is_judged_by_its_tolerance(name):
+    def verdict(value):
+        ranks = [dict.fromkeys(QUANTITIES, 0.0) | each for each in ({}, {name: value})]
+        found = [RankStep([Difference(*each) for each in rank.items()], held=0.5) for rank in ranks]
+        return prove.judge(SimpleNamespace(strategy="ddp"), [Answer(each) for each in found]).verdict
+
+    limit = QUANTITIES[name]
+    found = [verdict(value) for value in (limit, 1.01 * limit, math.inf, math.nan)]
+    assert found == ["equal", "differs", "differs", "differs"]
+
+
+@pytest.mark.parametrize("size", [0.3, 20.0])
+def test_quantities_are_relative_to_their_largest_value_or_to_a_part_of_the_model_s(size):
+    """A gradient that is nothing but rounding, and one that is missing or has another shape."""
+    names = ("", *(f"{kind}{of}" for kind in (GRADIENT, UPDATED) for of in ("whole", "bias", "lost", "cut")))
+    expected = {name: torch.tensor([0.1 * size, -size] if not name.endswith("bias") else [0.0]) for name in names}
+    found = {name: value + 1e-3 * size for name, value in expected.items() if not name.endswith("lost")}
+    found |= {name: value[:1] for name, value in found.items() if name.endswith("cut")}
+    apart = {each.name.removeprefix(GRADIENT): each.value for each in step_on_ranks.differences(found, expected)}
+    wanted = {"": 1e-3, "whole": 1e-3, "bias": 100.0, f"{UPDATED}whole": 1e-3, f"{UPDATED}bias": 1.0}
+    assert apart == pytest.approx(
+        wanted | {name: math.inf for name in apart if name.endswith(("lost", "cut"))}, rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("loss", [0.3, 20.0])
+def test_rows_of_documents_have_the_loss_of_their_documents(loss):
+    def refusal(apart):
+        packed = torch.tensor(loss * (1 + apart), dtype=torch.float64)
+        task = SimpleNamespace(outputs=lambda *_: None, counted_loss=lambda *_: packed)
+        alone = torch.tensor(loss, dtype=torch.float64)
+        return step_on_ranks._of_documents(task, None, SimpleNamespace(batch=None), alone)
+
+    assert [bool(refusal(apart)) for apart in (0.99e-9, -0.99e-9, 1.01e-9, -1.01e-9)] == [0, 0, 1, 1]
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,7 @@ RECIPES = {
     "llama2": {
         "optimizer": {"name": "adamw", "learning_rate": 1e-3, "betas": [0.7, 0.9], "weight_decay": 0.5},
         "lr_schedule": {"name": "linear", "warmup_steps": 1},
+        "label_smoothing": 0.1,  # without chunks
         "decay": "matrices",
         "groups": {
             "layers.*.attention": {"learning_rate_factor": 0.5},

@@ -46,10 +46,10 @@ WRITTEN = {
 }
 """Model: the plan in its workload's file, of the layers. The library's plan of Apertus lacks its activation."""
 WORKLOADS = BASES | dict.fromkeys(
-    (*PARTLY_FLOAT32, *SPLIT, *PLANNED, "gemma2", "apertus", *WRITTEN, "gemma3"), "llama2"
+    (*PARTLY_FLOAT32, *SPLIT, *PLANNED, "gemma2", "apertus", *WRITTEN, "gemma3", "granite"), "llama2"
 )
 WORKLOADS |= {"gpt2_packed": "instruct"}
-PAIRS = {"rows": 300, "sequence_length": 64, "document_tokens": 40, "prompt": "{instruction}:"}
+PAIRS = {"rows": 300, "sequence_length": 64, "document_tokens": 32, "prompt": "{instruction}:"}
 """Data of rows of several documents: short ones, as there are tokens of little more than bytes."""
 BLOCKS = {"gpt2": ["transformer.wte", "transformer.h.*"]}
 """Those of the others are what the library declares."""
@@ -124,7 +124,7 @@ BY_PLANS += [Case("tp", m) for m in ("gpt2", "vit", "t5", *PLANNED, *WRITTEN)]
 BY_PLANS += [Case("tp_sp", "vit")]
 SHORT = ("tp-qwen3", "fsdp_tp-mixtral", "tp_loss-qwen3", "tp-opt", "tp-gemma3", "tp_loss-gpt2", "tp-vit")
 CASES += [Case(s, m) for s in ("cp", "cp_ulysses") for m in ("llama", "gpt_oss")]
-CASES += [Case("cp_ring", "llama")]
+CASES += [Case("cp_ring", "granite")]
 CASES += [Case(s, m, hard=True) for s in ("cp", "cp_ulysses", "fsdp_cp") for m in ("llama", "gpt_oss", "gemma2")]
 CASES += [Case("cp_ring", m, hard=True) for m in ("llama", "qwen3", "gemma", "mixtral")]
 ADAPTED = [Case(s, "llama", adapted=True) for s in ("ddp", "fsdp_tp", "pp", "cp", "fsdp_tp@tp=4", "zero3")]

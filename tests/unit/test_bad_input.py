@@ -3,14 +3,12 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
-from helpers.common import ROOT, build, save_initial, tiny_run
+from helpers.common import build, save_initial, tiny_run
 from shardlab import data as data_sets
 from shardlab import models
 from shardlab.data import store
@@ -52,6 +50,7 @@ def run_of(workload, strategy="single", **values):
     [
         ("task: regression", "task: regression\ntask: regression", ["mlp.yaml", "`task` is duplicated", "line 7"]),
         ("rows: 1024", "rows: 01024", ["mlp.yaml", "01024", "begins with 0; write 1024"]),
+        ("rows: 1024", "rows: 17:04", ["mlp.yaml", "17:04 in line", "is read with base 60; write one number"]),
         ("tensor_sizes: [hidden]", "tensor_sizes: [hiden]", ["mlp.yaml", "tensor_sizes: hiden", "hidden"]),
         ("segments: [2]", "segments: [layers]", ["mlp.yaml", "segments: layers", "hidden"]),
         ("  embedded:\n", "  hub:\n", ["config: data is embedded", "only hub"]),
@@ -243,23 +242,6 @@ def test_every_workload_s_file_describes_its_model():
             models.check_plan(run.model, build(run))
 
 
-@pytest.mark.parametrize("words", [["--config", "{bad"], ["--config", "nope.yaml"]])
-def test_a_configuration_of_a_program(words):
-    command = [
-        sys.executable,
-        ROOT / "scripts/shardlab",
-        "resolve",
-        *words,
-        "--strategy=ddp",
-        "--workload=mlp",
-        "--output=x",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-
-
 def test_a_tokenizer_of_another_kind(tmp_path):
     data = tiny_run("llama2").data.model_copy(update={"tokenizer": str(tmp_path), "name": "mine"})
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -278,11 +260,11 @@ def test_a_manifest_that_was_edited(tiny_data, tmp_path):
         assert "damaged or was edited" in sentence(store.verify, tmp_path, tiny_run("mlp").data)
 
 
-def test_settings_whose_ranks_are_not_those_of_the_mesh(tmp_path):
-    values = tiny_run("mlp", "ddp").model_dump(mode="json")
-    for change in ({"ranks_per_node": 3}, {"mesh": {"foo": 2}}):
-        (tmp_path / "run.json").write_text(json.dumps(values | change))
-        assert "run.json" in sentence(read_run, tmp_path / "run.json")
+@pytest.mark.parametrize("change", [{"ranks_per_node": 3}, {"mesh": {"foo": 2}}, {"schema_version": 2}])
+def test_settings_of_another_version_or_whose_ranks_are_not_those_of_the_mesh(tmp_path, change):
+    values = tiny_run("mlp", "ddp").model_dump(mode="json") | change
+    (tmp_path / "run.json").write_text(json.dumps(values))
+    assert "run.json" in sentence(read_run, tmp_path / "run.json")
 
 
 @pytest.mark.parametrize(

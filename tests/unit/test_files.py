@@ -85,11 +85,19 @@ def test_metrics_on_a_full_disk_name_their_file(tmp_path):
         log.write("train", step=0)
 
 
-def test_a_folder_that_is_not_ours_is_no_full_disk(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "mend"),
+    [
+        (errno.EACCES, "Make that folder writable for you"),
+        (errno.EDQUOT, "Free space or quota on that file system"),
+        (errno.ENOENT, "Mend that folder or its file system"),
+    ],
+)
+def test_a_file_that_cannot_be_written_says_why_and_what_helps(tmp_path, number, mend):
     def refuse(_):
-        raise PermissionError(13, "Permission denied")
+        raise OSError(number, os.strerror(number))
 
-    with pytest.raises(UserError, match="Make that folder writable for you"):
+    with pytest.raises(UserError, match=rf"report.json could not be written: .*{os.strerror(number)}.*{mend}, then"):
         write_atomic(tmp_path / "report.json", refuse)
 
 

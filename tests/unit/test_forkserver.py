@@ -90,7 +90,7 @@ def children(pid):
 
 
 def until(ready):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not ready():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -140,7 +140,7 @@ def test_a_job_has_the_clients_words_folder_environment_and_files(server, write,
         """
     )
     child = server.start(program, "--x", "y z", B="2")
-    said, errors = child.communicate(timeout=20)
+    said, errors = child.communicate(timeout=60)
     words, folder, value, inherited, pid = json.loads(said)
     assert (words, folder, value, inherited) == (["--x", "y z"], str(Path.cwd()), "2", False)
     assert errors == "to stderr\n"
@@ -174,7 +174,7 @@ def test_a_job_has_nothing_of_the_server_but_what_imports_set_for_themselves(wri
     try:
         for value in ("1", "2"):
             child = server.start(program, value, B=value, C=value, TMPDIR=str(tmp_path))
-            variables, *others = json.loads(child.communicate(timeout=20)[0])
+            variables, *others = json.loads(child.communicate(timeout=60)[0])
             assert variables == [None, value, value, "by imports", None]
             assert others == [str(Path.cwd()), str(tmp_path), [value], {"A": "1"}]
     finally:
@@ -220,7 +220,7 @@ def test_every_file_of_the_code_is_watched(tmp_path, monkeypatch):
 )
 def test_a_client_ends_as_its_job_does(server, write, ends, status, said):
     child = server.start(write(f"from shardlab.errors import UserError\n{ends}"))
-    _, errors = child.communicate(timeout=20)
+    _, errors = child.communicate(timeout=60)
     assert child.returncode == status
     assert said in errors
 
@@ -256,9 +256,9 @@ def test_a_job_outlives_the_server_and_the_next_one_is_a_new_process(server, wri
     until(server.monitors)
     server.process.kill()
     server.process.wait()
-    assert child.communicate(timeout=20)[0] == "False\n"
+    assert child.communicate(timeout=60)[0] == "False\n"
     assert child.returncode == 0
-    assert server.start(program).communicate(timeout=20)[0] == "True\n"
+    assert server.start(program).communicate(timeout=60)[0] == "True\n"
 
 
 @pytest.mark.parametrize("lives", [True, False])
@@ -279,7 +279,7 @@ def test_a_job_that_loses_its_monitor_starts_again_while_snakemake_lives(server,
         died = "error: the process that forked the job died, and so did Snakemake; run the same command again.\n"
         assert driver.stderr.readline() == died
     driver.kill()
-    driver.communicate(timeout=20)
+    driver.communicate(timeout=60)
 
 
 STATE = """
@@ -331,8 +331,10 @@ logging.basicConfig(level=1), logging.getLogger("shardlab").setLevel(1), sys.set
 """
 
 
-def test_nothing_of_a_job_and_of_the_server_reaches_the_next_job(write, tmp_path):
+def test_nothing_of_a_job_and_of_the_server_reaches_the_next_job(write, tmp_path, request):
     """It has the state of a new process that imported the same, in the real server."""
+    ignored = signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # by jobs in a shell's background
+    request.addfinalizer(lambda: signal.signal(signal.SIGQUIT, ignored))
     address = servers.server(("-c", VERB, str(tmp_path)))
     given = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/scripts", **SERVED}
 
@@ -379,7 +381,7 @@ def test_where_nothing_can_be_forked_jobs_are_new_processes(write, tmp_path, cod
     server = Server(tmp_path, code)
     try:
         child = server.start(write("print(forks.served is None)"))
-        assert child.communicate(timeout=20) == ("True\n", "")
+        assert child.communicate(timeout=60) == ("True\n", "")
         assert said in server.said.read_text()
     finally:
         server.process.kill()

@@ -62,6 +62,11 @@ def test_each_quantity_is_judged_by_that_of_the_twins(judged):
     for factor, equality in ((0.99 * MULTIPLE, "equal"), (1.01 * MULTIPLE, "unequal")):
         assert judged(weights={"quiet": factor * 1e-3}).equality[1] == equality
         assert judged(weights={"noise": factor * 0.5}).equality[1] == equality
+    part = judged(first=({"grad_norm": 1 + inside * 0.01}, {"loss": 1 + outside * 0.001}))
+    assert part.equality[1] == "unequal", "the larger part, of the smaller difference"
+    assert judged(twins=[twin(first=({}, {}))] * 2).equality[1] == "equal", "twins without noise"
+    unlike = [twin(), twin(first=({}, {}))]
+    assert judged(first=({}, {"loss": 1 + inside * 0.001}), twins=unlike).equality[1] == "equal", "the farthest twin"
     both = judged(first=({"grad_norm": 1 + outside * 0.01}, {"loss": 1 + inside * 0.001}))
     assert both.first_rel_diff[1] == pytest.approx(outside * 0.01), "the larger part of its tolerance"
     assert verdict(both) == (
@@ -69,6 +74,8 @@ def test_each_quantity_is_judged_by_that_of_the_twins(judged):
         "Of 2 runs, 1 not equal to single: ddp x mlp (first 4 steps 3.0e-02, tolerance 3.0e-02).",
     )
     assert verdict(judged(weights={"quiet": 1.0}))[1].endswith("ddp x mlp (quiet 1.0e+00, tolerance 1.0e-02).")
+    farther = judged(loss=2 + outside * 0.002, weights={"quiet": 1.0})
+    assert verdict(farther)[1].endswith("ddp x mlp (3.0e-03, twins 1.0e-03).")
 
 
 def test_weights_without_a_float32_master_are_unequal_however_near_they_end(judged):

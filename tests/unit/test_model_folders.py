@@ -159,7 +159,10 @@ FAULTY = [
         LLAMA | {"num_attention_heads": 5},
         ": The hidden size (32) is not a multiple of the number of attention heads (5)",
     ),
-    (LLAMA | {"num_attention_heads": 0}, ": num_attention_heads cannot be 0; correct it"),
+    (
+        LLAMA | {"num_attention_heads": 0, "chunk_size_feed_forward": 0, "label2id": {"LABEL_0": 0}},
+        ": num_attention_heads cannot be 0; correct it",
+    ),
     (LLAMA | {"num_key_value_heads": 0}, ": num_key_value_heads cannot be 0; correct its config.json"),
     (LLAMA | {"rope_scaling": {"rope_type": "yarnn", "factor": 2.0}}, ": rope_type cannot be 'yarnn'; correct its"),
     (LLAMA | {"dtype": "float33"}, "has no attribute 'float33'"),

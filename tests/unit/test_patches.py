@@ -105,7 +105,7 @@ def test_one_look_at_the_ready_jobs_at_a_time(monkeypatch):
     dag = SimpleNamespace(ready_jobs=[])
     scheduler = SimpleNamespace(job_rate_limiter=limiter, _open_jobs=looks, workflow=SimpleNamespace(dag=dag))
     look_again(scheduler, 0.05)
-    assert looks.acquire(timeout=5), "something else is waited for, and the limit was never asked"
+    assert looks.acquire(timeout=60), "something else is waited for, and the limit was never asked"
     dag.ready_jobs = ready
     assert limiter.get_free_jobs() == 5
     limiter.register_jobs(4)
@@ -116,13 +116,13 @@ def test_one_look_at_the_ready_jobs_at_a_time(monkeypatch):
     time.sleep(0.15)  # as starting them may take longer than the limit's time
     for _ in range(3):
         look_again(scheduler, 0.05)
-    assert looks.acquire(timeout=5)
+    assert looks.acquire(timeout=60)
     assert not looks.acquire(timeout=0.2), "one timer for all three"
     look_again(scheduler, 0.05)
-    assert looks.acquire(timeout=5), "the next one"
+    assert looks.acquire(timeout=60), "the next one"
     limiter.get_free_jobs()
     ready.clear()
     look_again(scheduler, 0.05)
-    assert looks.acquire(timeout=5), "something else is waited for"
+    assert looks.acquire(timeout=60), "something else is waited for"
     monkeypatch.delattr(JobScheduler, snakemake_scheduler.METHOD)
     snakemake_scheduler.install()

@@ -70,10 +70,39 @@ def test_every_program_explains_itself():
         assert max(map(len, text.splitlines())) <= 80, f"{name}: its docstring is its --help"
 
 
-def test_a_verb_that_does_not_exist_is_one_sentence():
-    done = program("scripts/shardlab", "statsu")
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: shardlab: there is no verb 'statsu'; did you mean status? known: ")
+@pytest.mark.parametrize(
+    ("words", "folder", "said"),
+    [
+        ("statsu", ".", "error: shardlab: there is no verb 'statsu'; did you mean status? known: "),
+        ("status", "docs", f"error: there is no folder {ROOT}/docs/results; name that of the results"),
+        ("summarize --results nope", ".", f"error: there is no folder {ROOT}/nope; name that of the results"),
+        ("status", "CLONE", f"error: this command is that of {ROOT}, not of this folder; call python scripts/shardlab"),
+        ("status --config seed", ".", "error: --config: there is no file seed; write KEY=VALUE, or name"),
+        ("status --config {bad", ".", "error: --config is not JSON ("),
+        ("launch train --settings nope/run.json", ".", "name the file that a call of Snakemake wrote for this run"),
+        ("pack --nodes 0", ".", "--nodes: 0 is too small or no number; write 1 or more"),
+        ("watch --every inf", ".", "--every: inf is too small or no number; write 0.1 or more"),
+        ("summarize --tolerance nan", ".", "--tolerance: nan is too small or no number; write 0.0 or more"),
+    ],
+)
+def test_a_call_that_cannot_be_is_one_sentence(tmp_path, monkeypatch, capsys, words, folder, said):
+    (tmp_path / "scripts/shardlab").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path if folder == "CLONE" else ROOT / folder)
+    monkeypatch.setattr(sys, "argv", ["shardlab", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    sentence = f"{ended.value.code}\n" if isinstance(ended.value.code, str) else capsys.readouterr().err
+    assert said in sentence
+    assert sentence.count("error: ") == sentence[sentence.index("error: ") :].count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["resolve", "--help"]])
+def test_a_reader_that_ends_first_is_no_error(words):
+    read, written = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, ROOT / "scripts/shardlab", *words], stdout=written, stderr=subprocess.PIPE)
+    os.close(written)
+    assert done.stderr == b""
 
 
 def test_make_help_fits_a_terminal_and_says_how_each_target_s_comment_begins():
@@ -156,7 +185,7 @@ def test_without_imports_ranks_are_processes_that_end_with_torchrun(tmp_path):
     assert [line[:3] for line in said] == 2 * [["None", f"['{tmp_path}/rank.py',", "'here']"]]
     torchrun.kill()
     torchrun.wait()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while any(Path(f"/proc/{line[3]}").exists() for line in said):
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -234,8 +263,8 @@ def test_a_single_process_that_does_not_stop_in_time_is_killed(launch, tmp_path)
         time.sleep(0.1)
     told = time.monotonic()
     process.terminate()
-    output, _ = process.communicate(timeout=20)
-    assert 2 < time.monotonic() - told < 6
+    output, _ = process.communicate(timeout=60)
+    assert 2 < time.monotonic() - told < run["site"]["stop_seconds"]
     assert "single x mlp stopped on request (SIGTERM)" in output
     states = [Path(f"/proc/{number}/stat") for number in re.findall(r"here (\d+)", log.read_text())]
     assert len(states) == 2
@@ -249,15 +278,6 @@ def test_data_is_verified_also_without_a_done_file(launch, tmp_path):
     done = program("scripts/shardlab", "launch", *words, f"--data={tmp_path}")
     assert done.returncode == 1
     assert "dataset.json is damaged or was edited" in done.stderr
-
-
-def test_settings_of_another_version_are_refused(launch):
-    arguments, folder = launch("single")
-    settings = json.loads((folder / "run.json").read_text())
-    write_json(folder / "run.json", settings | {"schema_version": 2})
-    done = program("scripts/shardlab", "launch", *arguments, "--dry-run")
-    assert done.returncode == 1
-    assert "`schema_version` is 2" in done.stderr
 
 
 def test_generated_files_are_up_to_date():

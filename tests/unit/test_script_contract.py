@@ -196,19 +196,17 @@ def test_a_script_is_recorded_and_measured(supervised, tmp_path):
     assert [each["epoch"] for each in steps] == [0, 0, 0, 1]
     assert [each["samples"] for each in steps] == [5, 5, 2, 5]
     assert steps[0]["seconds"] is None
-    assert all(0.05 < each["seconds"] < 2 for each in steps[1:])
+    assert all(each["seconds"] > 0.05 for each in steps[1:])
     [measured] = script_place.read_measured(tmp_path, 1)
     assert measured["peak_memory_bytes"] > 2**20
-    assert measured["wall_seconds"] > 0.3
+    assert measured["wall_seconds"] > sum(each["seconds"] for each in steps[1:])
 
 
 def test_the_use_of_a_script_and_its_processes_is_sampled(supervised, tmp_path):
     text = """
 import subprocess
 write(0)
-child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-time.sleep(2)
-child.kill()
+subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 1.5: pass"])
 write(1, 2, 3)
 finish()
 """
@@ -218,7 +216,7 @@ finish()
     assert len(samples) >= 2
     assert {each["step"] for each in used} <= {0, 3}
     known = [each for each in samples if each["cpu_cores"] != [None]]  # a process may end while it is looked at
-    assert max(each["cpu_cores"][0] for each in known) > 0.2
+    assert max(each["cpu_cores"][0] for each in known[1:]) > 0, "the script itself has started, and waits"
     assert all(each["memory_bytes"][0] > 2**20 and each["watts"] == [None] for each in known)
 
 
@@ -241,7 +239,7 @@ def test_a_script_that_fails_is_named_at_once(supervised, text, words):
     began = time.monotonic()
     with pytest.raises(UserError, match=words):
         supervised(text)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60, "it was not waited for"
 
 
 def test_a_script_that_hangs_is_ended(supervised):
@@ -280,7 +278,7 @@ def test_a_stopped_rank_of_srun_waits_for_those_that_save(supervised, tmp_path):
     text = "write(0)\nrequest_to_stop()\ntime.sleep(60)"
     assert supervised(text, settings=two, stop_seconds=30) == script_rank.STOPPED
     assert ended == ["the other one"]
-    rank.join(timeout=5)
+    rank.join(timeout=30)
     assert not rank.is_alive()
     script_place.clear(tmp_path)
     assert supervised(text, settings=two, stop_seconds=1) == script_rank.STOPPED, "the other one died"
@@ -483,7 +481,7 @@ def test_the_process_of_a_script_ends_with_its_rank(tiny_data, tmp_path):
     pid = int(os.read(read, 20))
     os.kill(rank, signal.SIGKILL)
     os.waitpid(rank, 0)
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:  # noqa: PTH110
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{pid}")  # noqa: PTH110

@@ -34,36 +34,18 @@ def job(strategy, workload):
 
 
 @pytest.fixture
-def queue(monkeypatch, tmp_path):
-    """A queue with one job of the project; the script of that job; what was asked."""
-    requested = []
-
-    def run(words, **_):
-        requested.append(words[0])
-        said = {"squeue": "7|RUNNING|rule_train_wildcards_fsdp_tp_llama2\n", "scontrol": SCRIPT}
-        return SimpleNamespace(stdout=said[words[0]], returncode=0)
-
-    monkeypatch.setattr(slurm_reattach.shutil, "which", lambda name: name)
-    monkeypatch.setattr(slurm.subprocess, "run", run)
-    return requested
-
-
-def test_a_job_of_an_earlier_call_is_known_by_its_script_not_by_its_comment(queue, tmp_path):
-    assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp_tp", "llama2")) == "7"
-    assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp", "tp_llama2")) is None
-
-
-@pytest.fixture
 def silent(monkeypatch):
     """Commands of Slurm whose controller answers again after some calls: how many; what they say before that."""
-    state = SimpleNamespace(calls=0, fail=99, text="slurm_load_jobs error: Unable to contact slurm controller")
+    text = "slurm_load_jobs error: Unable to contact slurm controller"
+    state = SimpleNamespace(calls=0, fail=99, text=text, of_job="RUNNING")
 
     def run(words, **_):
         state.calls += 1
         if state.calls <= state.fail:
             return SimpleNamespace(stdout="", stderr=state.text, returncode=1)
-        said = {"squeue": "7|RUNNING|rule_train_wildcards_fsdp_tp_llama2\n", "scontrol": SCRIPT}
-        return SimpleNamespace(stdout="RUNNING\n" if "--states=all" in words else said[words[0]], returncode=0)
+        said = {"squeue": f"7|{state.of_job}|rule_train_wildcards_fsdp_tp_llama2\n", "scontrol": SCRIPT}
+        alone = f"{state.of_job}\n" if "--states=all" in words else None
+        return SimpleNamespace(stdout=alone or said[words[0]], returncode=0)
 
     monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
     monkeypatch.setattr(slurm.subprocess, "run", run)
@@ -71,11 +53,25 @@ def silent(monkeypatch):
     return state
 
 
-def test_a_queue_that_does_not_answer_for_a_moment_is_asked_again(silent, tmp_path):
-    silent.fail = 2
-    assert slurm.in_queue("Slurm job 7")
-    silent.calls = 0
+def test_a_job_of_an_earlier_call_is_known_by_its_script_not_by_its_comment(silent, tmp_path):
+    silent.fail = 0
     assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp_tp", "llama2")) == "7"
+    assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp", "tp_llama2")) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "lives"),
+    [
+        *((state, True) for state in ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING")),
+        *((state, False) for state in ("COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED")),
+    ],
+)
+def test_a_queue_that_does_not_answer_for_a_moment_is_asked_again(silent, tmp_path, state, lives):
+    """A second job must not train into the folder of one that has not ended."""
+    silent.fail, silent.of_job = 2, state
+    assert slurm.in_queue("Slurm job 7") == lives
+    silent.calls = 0
+    assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp_tp", "llama2")) == ("7" if lives else None)
 
 
 def test_a_queue_that_does_not_answer_is_not_an_empty_one(silent, tmp_path):
@@ -143,8 +139,9 @@ def test_what_was_cancelled_does_not_come_back(monkeypatch, why, shown, expected
     assert slurm.requeue(why) == expected
 
 
-def test_the_patched_executor_follows_and_asks_by_the_common_name(monkeypatch, tmp_path, queue):
+def test_the_patched_executor_follows_and_asks_by_the_common_name(monkeypatch, tmp_path, silent):
     """On a copy of the plugin's classes, since a patch stays for as long as the process does."""
+    silent.fail = 0
     copy = SimpleNamespace(
         Executor=type("Executor", (), {name: getattr(plugin.Executor, name) for name in snakemake_slurm.NEEDED}),
         SubmittedJobInfo=plugin.SubmittedJobInfo,

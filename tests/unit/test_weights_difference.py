@@ -53,10 +53,10 @@ def test_integers_are_exact(difference):
 
 def test_values_that_are_not_finite(difference):
     """Equal where both have them, as masks do; else the largest number."""
-    mask = torch.tensor([0.0, -INF, 3.0, NAN])
+    mask = torch.tensor([4.0, -INF, 3.0, NAN])
     assert difference(mask, mask) == 0
-    assert difference(torch.tensor([3.0, -INF, 3.0, NAN]), mask) == 1
-    for other in ([0.0, INF, 3.0, NAN], [0.0, 1.0, 3.0, NAN], [0.0, -INF, NAN, NAN], [0.0, -INF, 3.0, 1.0]):
+    assert difference(torch.tensor([2.0, -INF, 3.0, NAN]), mask) == 0.4
+    for other in ([4.0, INF, 3.0, NAN], [4.0, 1.0, 3.0, NAN], [4.0, -INF, NAN, NAN], [4.0, -INF, 3.0, 1.0]):
         assert difference(torch.tensor(other), mask) == sys.float_info.max
 
 
@@ -74,7 +74,12 @@ def test_files_of_two_models_are_refused(tmp_path):
 
 def test_integers_and_what_training_leaves_as_it_was_are_fixed(tmp_path):
     before = {"trained": torch.ones(2), "frozen": torch.ones(2), "count": torch.zeros(1, dtype=torch.int64)}
-    after = before | {"trained": torch.tensor([1.0, 1.0001]), "count": before["count"] + 3}
+    before["turned"] = torch.ones(2, dtype=torch.complex64)
+    after = before | {
+        "trained": torch.tensor([1.0, 1.0001]),
+        "count": before["count"] + 3,
+        "turned": before["turned"] + 1j,
+    }
     save_file(before, tmp_path / "initial")
     save_file(after, tmp_path / "trained")
     assert fixed_weights(tmp_path / "trained", tmp_path / "initial") == ["count", "frozen"]

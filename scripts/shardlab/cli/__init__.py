@@ -1,8 +1,13 @@
 """The command ``shardlab``: a module per verb, whose ``main`` reads its arguments from ``sys.argv``."""
 
+import argparse
+import math
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
-from shardlab.errors import run_verb, unknown
+from shardlab.errors import run_program, run_verb, unknown
+from shardlab.files import COMMAND, ROOT
 
 VERBS = {
     "Before a call of snakemake": {
@@ -55,11 +60,25 @@ def main() -> None:
     names = [verb for group in VERBS.values() for verb in group]
     verb = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if verb in ("-h", "--help"):
-        print(_help())
+        run_program(lambda: print(_help()))
         return
     if verb not in names:
         sys.exit(f"error: {unknown('verb', verb, names, 'shardlab')}")
+    if (here := Path("scripts/shardlab")).is_dir() and not here.samefile(COMMAND):
+        sys.exit(f"error: this command is that of {ROOT}, not of this folder; call python scripts/shardlab {verb}")
     run_verb(sys.argv[1:])
+
+
+def at_least(least: float) -> Callable[[str], float]:
+    """Return the type of an option that is a finite number, a whole one if ``least`` is."""
+
+    def number(text: str) -> float:
+        value = type(least)(text)
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is too small or no number; write {least} or more")
+        return value
+
+    return number
 
 
 def _help() -> str:

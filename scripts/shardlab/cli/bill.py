@@ -5,7 +5,6 @@ Example: shardlab bill
 """
 
 import argparse
-from pathlib import Path
 
 from shardlab.files import write_text
 from shardlab.report import bill
@@ -17,7 +16,7 @@ def main() -> None:
     """Write bill.md and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     load.add_config_argument(parser)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
+    load.add_results_argument(parser)
     args = parser.parse_args()
     text = bill.markdown(job_use.bill_of(args.config, args.results))
     write_text(args.results / "bill.md", text)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from shardlab.cli import at_least
 from shardlab.errors import UserError
 from shardlab.files import write_json
 from shardlab.records import metrics
@@ -39,8 +40,8 @@ def main() -> int:
     parser.add_argument("script", type=Path, help="the program that trains")
     parser.add_argument("--workload", required=True, help="a file in config/workloads")
     load.add_config_argument(parser)
-    parser.add_argument("--ranks", type=int, default=2, help="ranks of this machine (default: 2)")
-    parser.add_argument("--steps", type=int, default=3, help="steps (default: 3)")
+    parser.add_argument("--ranks", type=at_least(1), default=2, help="ranks of this machine (default: 2)")
+    parser.add_argument("--steps", type=at_least(1), default=3, help="steps (default: 3)")
     args = parser.parse_args()
     run = resolve.run(args.config, "single", args.workload)
     data = Path("data/prepared") / run.data.name

@@ -5,6 +5,7 @@ import csv
 import io
 from pathlib import Path
 
+from shardlab.cli import at_least
 from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.measure.collectives import COLLECTIVES, measure
@@ -17,7 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="site.json: the ranks to measure")
     parser.add_argument("--output", type=Path, required=True, help="CSV file to write")
-    parser.add_argument("--largest", type=int, default=2**24, help="largest message in bytes (default: 16 MiB)")
+    parser.add_argument("--largest", type=at_least(1), default=2**24, help="largest message in bytes (default: 16 MiB)")
     parser.add_argument(
         "--repeats", type=int, default=20, help="repetitions, of which the median is reported (default: 20)"
     )

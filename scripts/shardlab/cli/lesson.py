@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shardlab.course import lessons, planting
 from shardlab.errors import UserError
+from shardlab.settings import load
 
 
 def main() -> int:
@@ -16,7 +17,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("number", type=int, choices=lessons.LESSONS, help="number of the lesson")
     parser.add_argument("--answers", type=Path, default=lessons.ANSWERS, help="your answers (examples/exercises)")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of results (results)")
+    load.add_results_argument(parser)
     only = parser.add_argument_group("lesson 6")
     only.add_argument(
         "--plant", type=int, metavar="N", help=f"copy the project with fault N, 1 to {len(planting.FAULTS)}"

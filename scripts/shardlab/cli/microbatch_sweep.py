@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from shardlab.cli import at_least
 from shardlab.errors import UserError
 from shardlab.files import COMMAND, read_json, write_json, write_text
 from shardlab.report import charts
@@ -25,7 +26,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of its prepared data set")
     parser.add_argument("--weights", type=Path, required=True, help="its initial weights")
     parser.add_argument("--image", type=Path, help="report of the image, if the site uses one")
-    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="numbers of micro-batches")
+    parser.add_argument("--counts", type=at_least(1), nargs="+", default=[1, 2, 4, 8, 16], help="micro-batches")
     parser.add_argument("--output", type=Path, required=True, help="CSV file to write; the chart is put next to it")
     args = parser.parse_args()
     run = resolve.run(args.config, args.strategy, args.workload)

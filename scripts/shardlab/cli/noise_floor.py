@@ -6,6 +6,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from shardlab.cli import at_least
 from shardlab.data import store
 from shardlab.models.weights_difference import weights_difference
 from shardlab.records.done import weights_digest
@@ -26,7 +27,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
     parser.add_argument("--weights", type=Path, required=True, help="its initial weights")
     parser.add_argument("--single", type=Path, required=True, help="its final weights")
-    parser.add_argument("--draws", type=int, required=True, help="number of twins")
+    parser.add_argument("--draws", type=at_least(1), required=True, help="number of twins")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     args = parser.parse_args()
     run = read_run(args.settings)

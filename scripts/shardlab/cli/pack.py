@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from shardlab.cli import at_least
 from shardlab.errors import UserError
 from shardlab.runs import slurm, slurm_accounting, slurm_request, stages
 from shardlab.settings import load
@@ -40,8 +41,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--nodes", type=int, help="nodes of the allocation (as many as its largest run)")
-    parser.add_argument("--minutes", type=int, help="time limit of the allocation (slurm.runtime of the site)")
+    parser.add_argument("--nodes", type=at_least(1), help="nodes of the allocation (as many as its largest run)")
+    parser.add_argument("--minutes", type=at_least(1), help="time limit of the allocation (slurm.runtime of the site)")
     parser.add_argument("--config", nargs="+", default=[], metavar="KEY=VALUE", help="as for Snakemake")
     parser.add_argument("--dry-run", action="store_true", help="print the call of sbatch and the script, and stop")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="as for Snakemake (all)")

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from shardlab.cli import at_least
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import write_text
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data/prepared"), help="folder of the prepared data sets")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder to write to")
     parser.add_argument("--table", type=Path, help="also write a table of all plans")
-    parser.add_argument("--cores", type=int, default=1, help="ranks to simulate at a time")
+    parser.add_argument("--cores", type=at_least(1), default=1, help="ranks to simulate at a time")
     args = parser.parse_args()
     if bool(args.strategy) != bool(args.workload):
         raise UserError("--strategy and --workload belong together; give both, or neither for all runs.")

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from shardlab.cli import at_least
 from shardlab.errors import UserError
 from shardlab.files import ROOT, flock, read_json, write_json
 from shardlab.runs import (
@@ -53,7 +54,7 @@ def main() -> int:
     )
     parser.add_argument("--settings", type=Path, required=True, help="site.json: the ranks to check")
     load.add_config_argument(parser)
-    parser.add_argument("--jobs", type=int, help="login: jobs that the call submits at a time")
+    parser.add_argument("--jobs", type=at_least(1), help="login: jobs that the call submits at a time")
     parser.add_argument("--output", type=Path, help="report to write")
     parser.add_argument("--reports", type=Path, nargs="*", default=[], help="show: reports to print")
     args = parser.parse_args()

@@ -6,7 +6,6 @@ Example: shardlab report --results results
 
 import argparse
 import shutil
-from pathlib import Path
 
 from shardlab.files import write_text
 from shardlab.report import charts, html, run_data, summary, summary_markdown
@@ -18,7 +17,7 @@ def main() -> None:
     """Read the reports, draw the charts, write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     load.add_config_argument(parser)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
+    load.add_results_argument(parser)
     args = parser.parse_args()
     table, left_out = summary.judged(args.config, args.results)
     _, workloads = summary_markdown.axes(table, args.config, left_out)

@@ -6,7 +6,6 @@ shardlab status
 """
 
 import argparse
-from pathlib import Path
 
 from shardlab.runs.run_status import next_action, queue
 from shardlab.settings import load, resolve
@@ -16,7 +15,7 @@ def main() -> None:
     """Print a line for each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     load.add_config_argument(parser)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of results (results)")
+    load.add_results_argument(parser)
     args = parser.parse_args()
     planned, _ = resolve.matrix(args.config)
     queued = queue(args.results.resolve().parent)

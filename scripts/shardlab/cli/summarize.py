@@ -3,8 +3,8 @@ test losses and the verdict, which names missing runs.
 """
 
 import argparse
-from pathlib import Path
 
+from shardlab.cli import at_least
 from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.report import summary, summary_markdown, sweep_table, verdict
@@ -15,11 +15,11 @@ def main() -> None:
     """Read the reports, write both tables, print the verdict."""
     parser = argparse.ArgumentParser(description=__doc__)
     load.add_config_argument(parser)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
+    load.add_results_argument(parser)
     parser.add_argument("--check", action="store_true", help="fail unless every run is done and none is unequal")
     parser.add_argument(
         "--tolerance",
-        type=float,
+        type=at_least(0.0),
         help="maximum relative difference of final losses that count as equal (default: by dtype)",
     )
     args = parser.parse_args()

@@ -19,6 +19,7 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.widgets import DataTable, Footer, Static
 
+from shardlab.cli import at_least
 from shardlab.runs.run_status import RunStatus, queue, status_of
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
@@ -45,9 +46,9 @@ def main() -> None:
     """Show the table until a key is pressed, or once."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     load.add_config_argument(parser)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of results (results)")
+    load.add_results_argument(parser)
     parser.add_argument("--once", action="store_true", help="print the table once")
-    parser.add_argument("--every", type=float, default=2.0, help="seconds between updates (2)")
+    parser.add_argument("--every", type=at_least(0.1), default=2.0, help="seconds between updates (2)")
     args = parser.parse_args()
     planned, _ = resolve.matrix(args.config)
     if args.once or not sys.stdout.isatty():

@@ -263,7 +263,10 @@ def _reason(error: Exception, values: Mapping[str, Any]) -> str:
 
 
 def _keys_with(wanted: Any, values: Mapping[str, Any]) -> Iterator[str]:
+    of_all = vars(PreTrainedConfig())  # save_pretrained writes them, and no model computes its sizes from them
     for key, value in values.items():
+        if key in of_all:
+            continue
         if isinstance(value, dict):
             yield from _keys_with(wanted, value)
         elif type(value) is type(wanted) and value == wanted:

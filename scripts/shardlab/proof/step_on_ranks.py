@@ -94,7 +94,7 @@ def _other_loss(model: nn.Module, tokens: Tensor) -> str:
         shifted = tasks.token_loss(outputs.logits[:, :-1], tokens[:, 1:]) / tokens[:, 1:].numel()
         in_place = tasks.token_loss(outputs.logits, tokens) / tokens.numel()
     loss = outputs.loss.double()
-    if any(torch.isclose(loss, each.double(), rtol=LOSS_TOLERANCE) for each in (shifted, in_place)):
+    if any(torch.isclose(loss, each.double(), rtol=LOSS_TOLERANCE, atol=0.0) for each in (shifted, in_place)):
         return ""
     return (
         f"the library's own loss is {loss:.4f} at tiny sizes, where the cross-entropy is {shifted:.4f}: config.json "
@@ -107,7 +107,7 @@ def _of_documents(task: tasks.Task, model: nn.Module, micro: tasks.MicroBatch, a
     """Return a sentence if the loss of packed rows is not that of their documents ``alone``."""
     with torch.no_grad():
         packed = task.counted_loss(task.outputs(model, micro.batch), micro)
-    if torch.isclose(packed, alone.detach(), rtol=DOCUMENTS_TOLERANCE):
+    if torch.isclose(packed, alone.detach(), rtol=DOCUMENTS_TOLERANCE, atol=0.0):
         return ""
     return (
         "rows of several documents are not trained as documents one at a time: at tiny sizes their loss differs by "

@@ -201,9 +201,10 @@ def _first_steps(run: Run, rows: dict[tuple[str, str], dict[str, Any]], noise_fl
 
 def _flips(row: dict[str, Any], single: dict[str, Any]) -> dict[str, int]:
     """Return the number of a run's expert choices, and of those that ``single`` does not make; empty without both."""
-    if not row.get(CHOSEN) or not single.get(CHOSEN):
+    chosen: list[Any] = [row.get(CHOSEN), single.get(CHOSEN)]
+    if None in chosen:
         return {}
-    flips, choices = expert_choices.count_flips(row[CHOSEN], single[CHOSEN])
+    flips, choices = expert_choices.count_flips(*chosen)
     return {"expert_choices": choices, "expert_flips": flips}
 
 
@@ -349,7 +350,7 @@ def _noise_floor(
     twins of exactly this run.
     """
     path = results / "noise_floor" / f"{row['workload']}.json"
-    if single is None or row["status"] != "done" or not path.exists():
+    if single is None or row["status"] != "done":
         return {}
     try:
         report = NoiseFloorReport.read(path, "make it again")

@@ -79,7 +79,7 @@ def _judge_low_precision(row: dict[Any, Any], *, beyond: bool) -> str:
         return UNEQUAL
     if pd.isna(row["noise_floor"]):
         return REPORTED
-    if _starts_differ(row) or _end_difference(row) > LOW_MULTIPLE * row["noise_floor"]:
+    if _starts_differ(row) or _ends_differ(row):
         return UNEQUAL
     if beyond:
         return UNEQUAL if pd.isna(row["expert_choices"]) else REPORTED

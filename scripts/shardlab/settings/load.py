@@ -58,10 +58,25 @@ def add_config_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_results_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--results``, the folder that a call of Snakemake writes to."""
+    parser.add_argument("--results", type=_results, default="results", help="folder of the results (results)")
+
+
+def _results(text: str) -> Path:
+    if not Path(text).is_dir() and (text != "results" or not ROOT.samefile(Path.cwd())):
+        raise UserError(f"there is no folder {Path(text).absolute()}; name that of the results (--results).")
+    return Path(text)
+
+
 def _word(text: str) -> str | Config:
     if re.match(r"\w+=", text):
         return text
-    return config(_from_json(text) if text.startswith("{") else read_yaml(Path(text)))
+    if text.startswith("{"):
+        return config(_from_json(text))
+    if not Path(text).exists():
+        raise UserError(f"--config: there is no file {text}; write KEY=VALUE, or name an existing YAML file.")
+    return config(read_yaml(Path(text)))
 
 
 class _Given(argparse.Action):

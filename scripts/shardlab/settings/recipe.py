@@ -66,7 +66,7 @@ class Optimizer(Strict):
         None,
         description=f"{choices(_taking('amsgrad'))}: divide by the largest second moment so far, one more state.",
     )
-    momentum: float | None = Field(None, ge=0, le=LARGEST, description=f"{choices(_taking('momentum'))}: momentum.")
+    momentum: Decay | None = Field(None, description=f"{choices(_taking('momentum'))}: momentum.")
     nesterov: bool | None = Field(
         None, description=f"{choices(_taking('nesterov'))}: Nesterov's momentum; needs momentum."
     )

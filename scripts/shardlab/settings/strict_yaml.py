@@ -1,4 +1,4 @@
-"""Strict YAML: keys are unique text, numbers with a leading zero are refused (not octal)."""
+"""Strict YAML: keys are unique text; numbers of base 8 or 60, by a leading zero or a colon, are refused."""
 
 from typing import Any
 
@@ -24,21 +24,24 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _integer(loader: _Loader, node: Any) -> int:
-    digits = node.value.lstrip("+-")
+def _number(loader: _Loader, node: Any) -> int | float:
+    digits, line = node.value.lstrip("+-"), node.start_mark.line + 1
     if len(digits) > 1 and digits[0] == "0" and digits.isdigit():
-        raise yaml.YAMLError(f"{node.value} in line {node.start_mark.line + 1} begins with 0; write {int(digits)}")
-    return int(loader.construct_yaml_int(node))
+        raise yaml.YAMLError(f"{node.value} in line {line} begins with 0; write {int(digits)}")
+    if ":" in digits:
+        raise yaml.YAMLError(f"{node.value} in line {line} is read with base 60; write one number, or text in quotes")
+    return float(loader.construct_yaml_float(node)) if "float" in node.tag else int(loader.construct_yaml_int(node))
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+for kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{kind}", _number)
 
 
 def parse_yaml(text: str) -> Any:
     """Parse a YAML text; an empty one is {}.
 
     Raises:
-        yaml.YAMLError: it is not YAML, or has a duplicate key, one that is not text, or a number that begins with 0.
+        yaml.YAMLError: it is not YAML, or has a duplicate key, one that is not text, or a number of another base.
     """
     value = yaml.load(text, Loader=_Loader)
     return {} if value is None else value

@@ -501,7 +501,8 @@ def read_ranks(path: Path) -> Ranks:
 
 def _read(kind: type[Frozen], path: Path) -> Frozen:
     again = remedy("recreate it", path, "--force")
-    values = read_json(path, "settings", again)
+    missing = "name the file that a call of Snakemake wrote for this run, results/STRATEGY/WORKLOAD/run.json"
+    values = read_json(path, "settings", again if path.exists() else missing)
     if was_edited(values):
         raise UserError(f"{path} was edited; change the configuration instead, and {again}.")
     if isinstance(values, dict):
