@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -168,7 +169,7 @@ def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
             missing = missing or [each for each in pairs[0].names if each not in pairs[1]]
             is_of_others = {_parameter(each) for each in pairs[0].names}.isdisjoint(map(_parameter, pairs[1].names))
             if missing and kind == "optimizer" and not is_of_others:
-                yield Row(missing[0], float("inf"), 1.0, "missing in one of the two")
+                yield from (Row(each, float("inf"), 1.0, "missing in one of the two") for each in missing)
             elif missing and not _is_subset(*pairs):
                 _same_names(pair, name)
             names = [each for each in pairs[1].names if each in pairs[0]]
@@ -219,7 +220,7 @@ def _sure(pair: Pair, step: int, row: Row) -> Row:
             return row
         own, other = (file[row.name].double() for file in files)
         limit = pair.limits(LIMITS, f"step{each}/gradients")(row.name)
-        if not float(_largest(own - other)) <= limit * float(_largest(other)):
+        if not float(_largest(own - other)) <= limit * max(float(_largest(other)), FLOOR * _scale(files[1])):
             return row  # they differ by more than rounding
         near = max(RELATIVE, limit / 2)
         unsure = (unsure if unsure is not None else own.ne(own)) | ((own - other).abs() > near * other.abs())
@@ -227,6 +228,12 @@ def _sure(pair: Pair, step: int, row: Row) -> Row:
     if unsure is None or unsure.shape != off.shape or not math.isfinite(row.difference):
         return row
     return replace(row, difference=row.difference * float(_largest(off.masked_fill(unsure, 0.0)) / _largest(off)))
+
+
+@lru_cache(maxsize=8)
+def _scale(file: Tensors) -> float:
+    """Return the largest value of a file of tensors."""
+    return max(_finite(float(_largest(file[name].double()))) for name in file.names)
 
 
 def _weights(pair: Pair, step: int) -> Iterator[Row]:
@@ -302,6 +309,14 @@ def _initial(pair: Pair, step: int) -> Iterator[Row]:
         )
 
 
+def _before(pair: Pair, step: int) -> Iterator[Row]:
+    """Compare the weights before a step, if something else than the step before it changed those of one training."""
+    name = f"step{step}/before"
+    if any(capture.tensors(name) for capture in pair.captures) and all(each.before(step) for each in pair.captures):
+        names = [each for each in _parameters(pair, step) if all(each in c.before(step) for c in pair.captures)]
+        yield from compare(names, pair, lambda capture: capture.before(step).__getitem__, pair.limits(LIMITS, name))
+
+
 def _load(pair: Pair, step: int) -> Iterator[Row]:
     found = [
         dict(enumerate(capture.about.get("steps", []))).get(step, {}).get("expert_load")
@@ -333,6 +348,7 @@ STAGES: dict[str, Callable[[Pair, int], Iterator[Row]]] = {
     "samples": _samples,
     "schedule": _schedule,
     "initial weights": _initial,
+    "weights before it": _before,
     "batch": _batch,
     "output": lambda pair, step: outputs.rows(pair, step, ("output",)),
     "loss": lambda pair, step: _numbers(pair, step, "loss"),

@@ -13,7 +13,7 @@ from traindiff.fit import PART, Fit, View, listed, number, ranges
 from traindiff.formulas import Formula, meaning
 from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage, owner
 
-TENSORS = (*FILES, "update", "initial weights", "buffers")
+TENSORS = (*FILES, "update", "initial weights", "weights before it", "buffers")
 """Stages of which formulas recompute tensors."""
 BEFORE_UPDATES = ("samples", "gradient", "clipped gradient", "optimizer state")
 """Stages that may differ where updates are equal: reduction or state inside the optimizer, for example."""
@@ -88,7 +88,7 @@ def diagnose(pair: Pair) -> Diagnosis:
         return Diagnosis(pair, compared, notes=notes)
     view = View(pair, first)
     causes = _causes(view, compared)
-    places = _places(view, compared)
+    places = _places(view, compared, causes)
     return Diagnosis(pair, compared, first, causes, places, view.tried, _hints(view, causes), notes)
 
 
@@ -186,7 +186,17 @@ def _of_samples(view: View) -> list[Formula]:
     text = f"those of step {steps[0]}" if steps and steps[0] != view.step else row.note
     if _is_disjoint(view.pair, view.step):
         text = "the reference reads none of them in its steps, or they are prepared otherwise"
+    if alike := _ranks_alike(view.pair, view.step):
+        text = f"ranks {ranges(alike)} read the same ones; {text}"
     return [Formula("other samples", text, "compared by their names", Fit([], 0.0, len(own), 0))]
+
+
+def _ranks_alike(pair: Pair, step: int) -> set[int]:
+    """Return the ranks that read the same samples, where all samples are read by several."""
+    ranks: dict[object, set[int]] = {}
+    for sample, rank, _ in sample_weights.reads(pair, 0, step):
+        ranks.setdefault(sample, set()).add(rank)
+    return set().union(*ranks.values()) if all(len(each) > 1 for each in ranks.values()) else set()
 
 
 def _named(pair: Pair, side: int, step: int) -> set[object]:
@@ -329,7 +339,7 @@ def _of_rate(view: View) -> list[Formula]:
 # Places
 
 
-def _places(view: View, compared: list[Stage]) -> list[str]:
+def _places(view: View, compared: list[Stage], causes: list[Formula]) -> list[str]:
     """Return what the place shows."""
     pair, stage = view.pair, view.stage
     found = []
@@ -340,7 +350,7 @@ def _places(view: View, compared: list[Stage]) -> list[str]:
         modules = pair.reference.about.get("modules", {})
         if classes := modules.get(stage.wrong[0].module):
             found.append(f"`{stage.wrong[0].module}` is a {classes[0]}.")
-    elif stage.kind not in TENSORS:
+    elif stage.kind not in (*TENSORS, "samples"):
         found += [f"{row.name}: {row.note}." for row in stage.wrong if row.note]
     if stage.kind == "norm" and any(
         each.step == stage.step and each.kind == "gradient" and each.rows for each in compared
@@ -348,29 +358,33 @@ def _places(view: View, compared: list[Stage]) -> list[str]:
         found.append("The gradients are equal; the norm that is taken of them is not.")
     if stage.kind == "initial weights":
         found.append("The trainings do not begin with the same weights: all later differences follow from that.")
+    if stage.kind == "weights before it":
+        names = [f"`{each.folder}`" for each in pair.captures if each.tensors(f"step{stage.step}/before")]
+        found.append(
+            f"Between this step and the one before, something other than the optimizer changed the weights of "
+            f"{' and of '.join(names)}."
+        )
     if stage.kind == "gradient":
-        found += _of_losses(view)
+        found += _of_losses(view, causes)
     found += _disagreements(pair, max(stage.step, 0))
     found += _plan(pair, stage)
     later = [each.kind for each in compared if each.step == stage.step and each.wrong and each is not stage]
-    before = [each.kind for each in compared if each.step == stage.step and each.rows and not each.wrong]
-    if before:
-        found.append(
-            f"Equal before it in this step: {listed(before[: _index(compared, stage)], 9)}." * (stage.step >= 0)
-        )
+    equal = [each.kind for each in compared if each.step == stage.step and each.rows and not each.wrong]
+    if (before := equal[: _index(compared, stage)]) and stage.step >= 0:
+        found.append(f"Equal before it in this step: {listed(before, 9)}.")
     if later:
         found.append(f"It goes on to: {listed(dict.fromkeys(later), 9)}.")
     return [each for each in found if each]
 
 
-def _of_losses(view: View) -> list[str]:
+def _of_losses(view: View, causes: list[Formula]) -> list[str]:
     """Return what dumps' losses, and weights of samples that do not fit, say of the forward pass."""
     own, usual = (capture.shown(view.step).get("loss") for capture in view.pair.captures)
     found = []
     if own is not None and usual is not None and not view.pair.actual.ranks(view.step):
         same = abs(own - usual) <= view.limit(SCALARS) * abs(usual)
         found.append(f"The loss is {own:.8g}, in the reference {'the same' if same else f'{usual:.8g}'}.")
-    if view.tried.get("a weight of each sample", 0.0) > view.limit(PART) and not view.seen:
+    if view.tried.get("a weight of each sample", 0.0) > view.limit(PART) and not (view.seen or causes):
         found.append(
             "No weights of the step's samples give this gradient: not these inputs and targets, or not this model."
         )
@@ -554,7 +568,10 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
         )
     precision = view.limit(LIMITS) if stage.kind in TENSORS else None
     if precision == LIMITS["F64"] and 0 < _distance(view) <= ISLAND:
-        found.append("`--dtype float32`: the difference has the size of float32's rounding, as of a cast inside.")
+        found.append(
+            "`--dtype float32`, if one of the models computes something in it: differences of this size may be its "
+            "rounding, or that of an approximation (of GELU, say)."
+        )
     elif precision == LIMITS["F32"] and _distance(view) <= LIMITS["BF16"]:
         found.append(
             "`--dtype bfloat16` (or float16), if one of the trainings computes in it, as under autocast: the "

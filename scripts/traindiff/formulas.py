@@ -160,7 +160,7 @@ def _factor(view: View) -> Iterator[Formula]:
             cause = {"update": "no update", "gradient": "no gradient", "clipped gradient": "no gradient"}.get(
                 kind, "zero"
             )
-            text = "" if len(names) == len(view.stage.rows) else listed(names)
+            text = "" if view.is_whole else listed(names)
             yield from _of_zero(view, Formula(cause, text, f"{kind} = 0", fit))
         return
     if kind == "optimizer state" and view.gradients(1):
@@ -211,7 +211,7 @@ def _of_zero(view: View, formula: Formula) -> Iterator[Formula]:
 
 def _scaled(view: View, times: float, fit: Fit) -> Formula:
     """c times the reference's tensors, by what c means."""
-    kind, whole, exact = view.stage.kind, len(view.names) == len(view.stage.rows), replace(fit, solved=[])
+    kind, whole, exact = view.stage.kind, view.is_whole, replace(fit, solved=[])
     shown = f"{kind} = {number(times)} x the reference's"
     if kind == "clipped gradient" and whole:
         return of_clipping(view, times, fit, shown)
@@ -397,9 +397,16 @@ def _decay(view: View) -> Iterator[Formula]:
     if len(names) < len(view.names) and not _decay_of_squares(view, own):
         return
     fit = joint or Fit(values, max(e.left for e in own.values()), sum(e.values for e in own.values()), len(names))
-    text = f"{', '.join(number(each) for each in fit.solved)} times the weights of "
-    text += "all parameters" if len(names) == len(view.stage.rows) else listed(name.split("//")[0] for name in names)
-    yield Formula("decay", text, f"{view.stage.kind} = the reference's + k x the weights before the step", fit)
+    kind, part = view.stage.kind, 1.0
+    if kind == "optimizer state" and len(keys := _keys(names)) == 1 and (usual := moments(view).get(keys[0])):
+        kind, part = "gradient in the optimizer", usual[1]  # a moment has this part of a gradient
+    text = f"{', '.join(number(each / part) for each in fit.solved)} times the weights of "
+    text += (
+        "all parameters"
+        if len(names) == len(view.names) and view.is_whole
+        else listed(name.split("//")[0] for name in names)
+    )
+    yield Formula("decay", text, f"{kind} = the reference's + k x the weights before the step", fit)
 
 
 def _decay_of_squares(view: View, own: dict[str, Fit]) -> bool:
@@ -598,7 +605,7 @@ def _rate(view: View, times: float, fit: Fit) -> Formula:
         text = f"{own:.6g}, not {usual:.6g}"
         return Formula("rate", text, f"{shown}, as the rates that they say", replace(fit, solved=[]))
     text = number(times, view.near)
-    if len(view.names) < len(view.stage.rows):
+    if not view.is_whole:
         return Formula("factors of updates", f"{text} ({listed(view.names)})", shown, fit)
     if own is not None and own == usual:
         text += f" (both say a learning rate of {own})"
@@ -642,7 +649,9 @@ def _stated(view: View) -> Iterator[Formula]:
                 different.setdefault((key, text), []).append(name)
     causes = {CAUSES_OF_SETTINGS.get(key, "settings") for key, _ in different}
     shown = [
-        (f"{key} " * (len(different) > 1)) + text + f" ({listed(names)})" * (len(names) < len(view.stage.rows))
+        (f"{key} " * (len(different) > 1))
+        + text
+        + f" ({listed(names)})" * (len(names) < len(view.names) or not view.is_whole)
         for (key, text), names in different.items()
     ]
     if causes:

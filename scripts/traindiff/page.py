@@ -17,7 +17,7 @@ def markdown(found: Diagnosis, title: str) -> str:
         if found.causes:
             parts += ["## Cause" + "s that fit equally" * (len(found.causes) > 1), "", *_causes(found), ""]
         parts += ["## What was seen", "", *(f"- {sentence}" for sentence in found.places)]
-        parts += [*_tried(found), "", *_tensors(found.first), ""]
+        parts += [*_tried(found), "", *(_tensors(found.first) if found.first.kind != "samples" else []), ""]
         if found.hints:
             parts += ["## What would tell more", "", *(f"- {sentence}" for sentence in found.hints), ""]
     parts += ["## What was compared", "", *_stages(found), ""]

@@ -23,6 +23,7 @@ from traindiff.pair import LIMITS, NUMBERS
 
 ENDING = ".safetensors"
 WORDS = {
+    "before": "before",
     "clip": "clipped",
     "grad": "gradients",
     "optim": "optimizer",

@@ -62,6 +62,8 @@ class _Sums:
 
     view: View
     samples: Samples
+    names: list[str]
+    """The parameters of which they are."""
     rows: Tensor
     """(samples, values), in the order of ``samples.taken``."""
     actual: Tensor
@@ -76,7 +78,7 @@ class _Sums:
         size = max(float(self.actual.norm()), float(expected.norm()))
         if left <= self.view.limit(ROUNDING) * size and left <= self.view.limit(PART) * whole:
             values = len(self.actual)
-            return Fit(unknowns, left / whole, values, len(self.samples.names)) if values > len(unknowns) else None
+            return Fit(unknowns, left / whole, values, len(self.names)) if values > len(unknowns) else None
         if label and whole:
             self.view.tried[label] = min(left / whole, self.view.tried.get(label, math.inf))
         return None
@@ -141,7 +143,7 @@ def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
     known_rows = torch.cat([rows, *(each[None] for each in more)])
     known_rows = known_rows / known_rows.norm(dim=1, keepdim=True).clamp(min=1e-300)
     values = torch.linalg.svdvals(known_rows)
-    return _Sums(view, samples, rows, actual, int((values > view.limit(SINGULAR) * values[0]).sum()))
+    return _Sums(view, samples, names, rows, actual, int((values > view.limit(SINGULAR) * values[0]).sum()))
 
 
 def _has(pair: Pair, step: int, names: list[str]) -> bool:

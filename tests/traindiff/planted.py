@@ -3,6 +3,7 @@
 Alone it trains what needs no ranks; on several ranks the others. Four steps of a small classification.
 """
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -38,10 +39,24 @@ class Head(nn.Module):
         return self.body["norm"](self.head(x))
 
 
+class Shifted(nn.Module):
+    """A loss does not depend on its shift, whose gradients are nothing but rounding; as a key's bias in attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = model().float()
+        self.shift = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        return self.body(x) + self.shift.mean()
+
+
 def model(kind=None):
     torch.manual_seed(0)
     if kind == "float32":
         return model().float()
+    if kind == "shifted":
+        return Shifted()
     return Head() if kind == "tied" else nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 
 
@@ -99,6 +114,14 @@ def by_hand(parameters, limit):
     norm = torch.cat([p.grad.flatten() for p in parameters]).norm()
     for p in parameters:
         p.grad.mul_(min(1.0, limit / float(norm)))
+
+
+def averaged(wrapped, micro, seen=[]):
+    """Before the third step, the weights become the mean of those so far."""
+    seen.append([p.detach().clone() for p in wrapped.parameters()])
+    if len(seen) == 3:
+        for p, *values in zip(wrapped.parameters(), *seen, strict=True):
+            p.data = torch.stack(values).mean(0)
 
 
 def without_biases(parameters):
@@ -177,6 +200,10 @@ ONE = {
     "eps": {"optimizer": lambda p: adamw(p, eps=1e-3), "clip": None},
     "decay in the gradient": {"optimizer": lambda p: torch.optim.Adam(p, RATE, weight_decay=0.1), "clip": None},
     "samples of the next step": {"rows": off_by_one, "clip": None},
+    "shifted": {"own": "shifted", "limit": math.inf},
+    "shifted, in micro-batches": {"own": "shifted", "micros": 4, "limit": math.inf},
+    "shifted, micro-batches not divided": {"own": "shifted", "micros": 2, "times": 2, "clip": None},
+    "averaged weights stay": {"before_forward": averaged, "clip": None},
 }
 
 
