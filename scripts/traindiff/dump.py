@@ -48,9 +48,9 @@ def dump(model: nn.Module, folder: str | Path, steps: int = 4) -> "Dump":
 
     Files: `initial` (weights), and for each step N `gradients-N` (before clipping, unscaled), `clipped-N` (if they are
     clipped), `weights-N`, `optimizer-N`, `before-N` (if something else changed the weights since the last step), and
-    `step-N.json`: settings of the optimizer, losses, norms, hashes of the samples, ... Rank 0 writes. If ranks have different parameters (pipeline stages), the first rank of each stage
-    writes its own. If ranks hold different gradients of the same parameters, each writes its own, too:
-    `unreduced-N.rankR`.
+    `step-N.json`: settings of the optimizer, losses, norms, hashes of the samples, ... Rank 0 writes. If ranks have
+    different parameters (pipeline stages), the first rank of each stage writes its own. If ranks hold different
+    gradients of the same parameters, each writes its own, too: `unreduced-N.rankR`.
 
     Args:
         model: the model, before or after it is wrapped; the files have the names without wrappers.

@@ -116,11 +116,14 @@ def by_hand(parameters, limit):
         p.grad.mul_(min(1.0, limit / float(norm)))
 
 
-def averaged(wrapped, micro, seen=[]):
+SEEN = []
+
+
+def averaged(wrapped, micro):
     """Before the third step, the weights become the mean of those so far."""
-    seen.append([p.detach().clone() for p in wrapped.parameters()])
-    if len(seen) == 3:
-        for p, *values in zip(wrapped.parameters(), *seen, strict=True):
+    SEEN.append([p.detach().clone() for p in wrapped.parameters()])
+    if len(SEEN) == 3:
+        for p, *values in zip(wrapped.parameters(), *SEEN, strict=True):
             p.data = torch.stack(values).mean(0)
 
 
