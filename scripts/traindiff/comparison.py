@@ -13,7 +13,7 @@ from torch import Tensor
 from traindiff import outputs
 from traindiff.capture_files import Capture, InputError, Tensors, same_shape
 from traindiff.fit import listed
-from traindiff.pair import EPSILONS, FLOOR, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage
+from traindiff.pair import COARSE, EPSILONS, FLOORS, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage
 from traindiff.sample_weights import counted, reads
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -37,11 +37,13 @@ def stages(pair: Pair) -> Iterator[Stage]:
 def compare(
     names: Iterable[str],
     pair: Pair,
+    file: str,
     read: Callable[[Capture], Callable[[str], Tensor]],
     limit: Callable[[str], float],
     slack: Callable[[str], float] = lambda name: 0.0,
 ) -> Iterator[Row]:
-    """Yield a row per name of tensors that ``read`` returns of each capture; ``limit``: see ``Row``, at least.
+    """Yield a row per name of tensors that ``read`` returns of each capture, of a ``file``; ``limit``: see ``Row``, at
+    least.
 
     ``slack``: by how much values may differ in any case, by name.
     """
@@ -61,8 +63,9 @@ def compare(
     scale = max((_finite(size) for _, size, _ in differences.values()), default=0.0)
     # Where the reference has nothing but zeros, such as updates of a learning rate of 0, any other value differs.
     scale = scale or max((_finite(difference) for difference, *_ in differences.values()), default=0.0)
+    floor = pair.limit(FLOORS, file)
     for name, (difference, size, of_twin) in differences.items():
-        unit = max(size, FLOOR * scale) or 1.0
+        unit = max(size, floor * scale) or 1.0
         yield Row(name, difference / unit, max(limit(name), MULTIPLE * of_twin / unit, slack(name) / unit))
 
 
@@ -195,12 +198,16 @@ def _update(pair: Pair, step: int) -> Iterator[Row]:
     _same_names(pair, name)
     after = pair.reference.tensors(name)
     limits, epsilons = pair.limits(LIMITS, name), pair.limits(EPSILONS, name)
+    low = [bool(capture.tensors(name).dtypes & COARSE) for capture in pair.captures]
+    lost = low == [True, False]
     for row in compare(
         _parameters(pair, step),
         pair,
+        name,
         lambda capture: capture.updates(step),
         lambda each: max(UPDATES, limits(each)),
-        lambda each: 4 * epsilons(each) * float(_largest(after[each].double())),
+        # What weights in low precision lose of an update, if the reference's are not, is no rounding.
+        lambda each: 4 * (EPSILONS["F32"] if lost else epsilons(each)) * float(_largest(after[each].double())),
     ):
         yield _sure(pair, step, row) if row.differs else row
 
@@ -219,8 +226,9 @@ def _sure(pair: Pair, step: int, row: Row) -> Row:
         if not all(row.name in file for file in files):
             return row
         own, other = (file[row.name].double() for file in files)
-        limit = pair.limits(LIMITS, f"step{each}/gradients")(row.name)
-        if not float(_largest(own - other)) <= limit * max(float(_largest(other)), FLOOR * _scale(files[1])):
+        name = f"step{each}/gradients"
+        limit, floor = pair.limits(LIMITS, name)(row.name), pair.limit(FLOORS, name)
+        if not float(_largest(own - other)) <= limit * max(float(_largest(other)), floor * _scale(files[1])):
             return row  # they differ by more than rounding
         near = max(RELATIVE, limit / 2)
         unsure = (unsure if unsure is not None else own.ne(own)) | ((own - other).abs() > near * other.abs())
@@ -254,7 +262,7 @@ def _buffers(pair: Pair, step: int) -> Iterator[Row]:
 
 def _whole(pair: Pair, name: str, names: list[str]) -> Iterator[Row]:
     """Compare tensors of a file of both."""
-    yield from compare(names, pair, lambda capture: pair.gradients(capture, name), pair.limits(LIMITS, name))
+    yield from compare(names, pair, name, lambda capture: pair.gradients(capture, name), pair.limits(LIMITS, name))
 
 
 def _same_names(pair: Pair, file: str) -> None:
@@ -305,7 +313,7 @@ def _initial(pair: Pair, step: int) -> Iterator[Row]:
         names, epsilons = pair.reference.tensors("initial").names, pair.limits(EPSILONS, "initial")
         both = Pair(pair.actual, pair.reference)
         yield from compare(
-            names, both, lambda capture: capture.tensors("initial").__getitem__, lambda name: 4 * epsilons(name)
+            names, both, "initial", lambda capture: capture.tensors("initial").__getitem__, lambda n: 4 * epsilons(n)
         )
 
 
@@ -314,7 +322,7 @@ def _before(pair: Pair, step: int) -> Iterator[Row]:
     name = f"step{step}/before"
     if any(capture.tensors(name) for capture in pair.captures) and all(each.before(step) for each in pair.captures):
         names = [each for each in _parameters(pair, step) if all(each in c.before(step) for c in pair.captures)]
-        yield from compare(names, pair, lambda capture: capture.before(step).__getitem__, pair.limits(LIMITS, name))
+        yield from compare(names, pair, name, lambda c: c.before(step).__getitem__, pair.limits(LIMITS, name))
 
 
 def _load(pair: Pair, step: int) -> Iterator[Row]:

@@ -352,6 +352,8 @@ def _places(view: View, compared: list[Stage], causes: list[Formula]) -> list[st
             found.append(f"`{stage.wrong[0].module}` is a {classes[0]}.")
     elif stage.kind not in (*TENSORS, "samples"):
         found += [f"{row.name}: {row.note}." for row in stage.wrong if row.note]
+    if stage.kind in ("optimizer state", "update") and (whose := formulas.rounded_gradients(view)):
+        found.append(f"Of the gradients, {whose}.")
     if stage.kind == "norm" and any(
         each.step == stage.step and each.kind == "gradient" and each.rows for each in compared
     ):

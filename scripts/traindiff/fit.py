@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from traindiff.capture_files import InputError
-from traindiff.pair import EPSILONS, FILES, FLOOR, MULTIPLE, Pair, Stage
+from traindiff.pair import EPSILONS, FILES, FLOORS, MULTIPLE, Pair, Stage
 
 Read = Callable[[str], Tensor]
 ROUNDING = {"F64": 1e-9, "F32": 1e-4, "F16": 2e-2, "BF16": 2e-2}
@@ -69,7 +69,7 @@ class View:
             sizes = {row.name: float(read(row.name).norm()) for row in self.stage.rows if not row.note}
         except InputError:  # a parameter without gradient
             return False
-        return all(sizes[name] <= FLOOR * max(sizes.values()) for name in others)
+        return all(sizes[name] <= self.limit(FLOORS) * max(sizes.values()) for name in others)
 
     @property
     def step(self) -> int:
@@ -179,7 +179,7 @@ class View:
     def rounding(self, name: str) -> float:
         """Return the norm up to which what a formula leaves of a tensor is rounding."""
         actual, expected = self.actual(name), self.expected(name)
-        size = max(float(actual.norm()), float(expected.norm()), FLOOR * self._largest)
+        size = max(float(actual.norm()), float(expected.norm()), self.limit(FLOORS) * self._largest)
         found = self.pair.limits(ROUNDING, self.file)(name) * size
         if self.stage.kind == "update":  # the difference of weights, which are larger
             found += self.pair.limits(EPSILONS, self.file)(name) * float(self.before(name).norm())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from traindiff.capture_files import InputError, Tensors
 from traindiff.fit import PART, Fit, Read, View, listed, number, ranges
-from traindiff.pair import FILES, Pair
+from traindiff.pair import COARSE, FILES, NUMBERS, Pair
 
 WINDOW = 64
 """Most micro-batches of which a factor can be a part."""
@@ -426,18 +426,20 @@ def _decay_of_squares(view: View, own: dict[str, Fit]) -> bool:
 
 def _cast(view: View) -> Iterator[Formula]:
     """x' = x, rounded to a coarser dtype, or the other way around."""
-    yield from _casts(view, view.names, view.actual, view.expected, view.stage.kind)
+    if found := rounded(view.names, view.actual, view.expected):
+        values = sum(view.expected(name).numel() for name in view.names)
+        equation = f"of {values} values each is one of this dtype, within two of its roundings of the other's"
+        yield Formula("cast", found, equation, Fit([], 0.0, values, 0))
 
 
-def _casts(view: View, names: Iterable[str], actual: Read, expected: Read, kind: str) -> Iterator[Formula]:
+def rounded(names: Iterable[str], actual: Read, expected: Read) -> str:
+    """Return whose tensors are the other's, rounded, and to which dtype, as text; "" if neither's are."""
     names = [*names]
     for whose, one, other in (("this training's", actual, expected), ("the reference's", expected, actual)):
         dtypes = {rounded_to(one(name), other(name)) for name in names}
         if names and None not in dtypes:
-            fit = Fit([], 0.0, sum(one(name).numel() for name in names), len(names))
-            text = f"{whose} are rounded to {' or '.join(sorted(map(str, dtypes)))}"
-            yield Formula("cast", text, f"{kind} = the other's, rounded", fit)
-            return
+            return f"{whose} are rounded to {' or '.join(sorted(map(str, dtypes)))}"
+    return ""
 
 
 def rounded_to(value: Tensor, expected: Tensor) -> str | None:
@@ -453,13 +455,32 @@ def rounded_to(value: Tensor, expected: Tensor) -> str | None:
     return None
 
 
-def _cast_gradients(view: View) -> Iterator[Formula]:
-    """Gradients that one training rounds, too little to be a difference of their own."""
+def _lost(view: View) -> Iterator[Formula]:
+    """w' = w + u, rounded to the dtype of this training's weights: it loses small updates."""
+    before = view.pair.actual.before(view.step)
+    if view.pair.reference.tensors(view.file).dtypes & COARSE or not all(name in before for name in view.names):
+        return
+    kept = {before.dtype(name) for name in view.names}
+
+    def predicted(name: str) -> Tensor:
+        weight = before[name]
+        return (weight.double() + view.expected(name)).to(weight.dtype).double() - weight.double()
+
+    if kept <= COARSE and (fit := view.holds("weights in low precision", view.names, predicted)):
+        none = sum(int(((view.actual(n) == 0) & (view.expected(n) != 0)).sum()) for n in view.names)
+        dtypes = listed(name for name, short in NUMBERS.items() if short in kept)
+        text = f"weights are kept in {dtypes}: {none} of {fit.values} values have no update"
+        yield Formula("cast", text, "update = the reference's, as these weights take it", fit)
+
+
+def rounded_gradients(view: View) -> str:
+    """Return whose gradients are rounded, though too little to be a difference of their own; "" if neither's are."""
     files = [capture.tensors(f"step{view.step}/gradients") for capture in view.pair.captures]
     names = [*dict.fromkeys(name.split("//")[0] for name in view.names)]
-    if all(name in file for name in names for file in files):
-        own, other = (lambda name, file=file: file[name].double() for file in files)
-        yield from _casts(view, names, own, other, "gradient")
+    if not all(name in file for name in names for file in files):
+        return ""
+    own, other = (lambda name, file=file: file[name].double() for file in files)
+    return rounded(names, own, other)
 
 
 def _transposed(view: View) -> Iterator[Formula]:
@@ -702,15 +723,15 @@ _OF: dict[str, tuple[Formulas, ...]] = {
     "buffers": (*_PLAIN, _decay),
     "gradient": (*_PLAIN, _ranks, _previous, _decay, _parts_of_ranks),
     "clipped gradient": (*_PLAIN, _by_value, _decay, _parts_of_ranks),
-    "optimizer state": (*_PLAIN, _moments, _decay, _parts_of_ranks, _cast_gradients),
+    "optimizer state": (*_PLAIN, _moments, _decay, _parts_of_ranks),
     "update": (
         *_PLAIN,
         _decay,
         _factor_and_decay,
         _plain_gradient,
         _stated,
+        _lost,
         _parts_of_ranks,
-        _cast_gradients,
     ),
 }
 """By the kind of a stage; samples and outputs have formulas of their own."""

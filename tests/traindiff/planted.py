@@ -53,8 +53,8 @@ class Shifted(nn.Module):
 
 def model(kind=None):
     torch.manual_seed(0)
-    if kind == "float32":
-        return model().float()
+    if kind in ("float32", "bfloat16"):
+        return model().to(getattr(torch, kind))
     if kind == "shifted":
         return Shifted()
     return Head() if kind == "tied" else nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
@@ -62,6 +62,10 @@ def model(kind=None):
 
 def adamw(parameters, **settings):
     return torch.optim.AdamW(parameters, **{"lr": RATE, "weight_decay": 0.1} | settings)
+
+
+def slowly(parameters):
+    return adamw(parameters, lr=1e-4)
 
 
 def sgd(parameters, **settings):
@@ -183,7 +187,15 @@ ONE = {
     "warm-up from 1": {"rate": lambda step: (step + 1) * RATE, "clip": None},
     "tied": {"own": "tied", "clip": None},
     "float32": {"own": "float32", "clip": None},
+    "float32, slowly": {"own": "float32", "optimizer": slowly, "clip": None},
+    "bfloat16, slowly": {"own": "bfloat16", "optimizer": slowly, "clip": None},
     "autocast": {"own": "float32", "clip": None, "autocast": True},
+    "autocast at another rate": {
+        "own": "float32",
+        "optimizer": lambda p: adamw(p, lr=1.1 * RATE),
+        "clip": None,
+        "autocast": True,
+    },
     "clipped by hand": {"clip": by_hand},
     "clipped by hand at half the norm": {"clip": by_hand, "limit": CLIP / 2},
     "clips at another norm": {"limit": CLIP / 2},

@@ -72,6 +72,8 @@ ALONE = {
     "samples of the next step": ("plain", "samples; other samples: those of step 2"),
     "resumed without the count": ("resumed", "update; steps counted anew: 0, not 2"),
     "autocast": ("float32", None),
+    "autocast at another rate": ("float32", "update; rate: 0.011, not 0.01"),
+    "bfloat16, slowly": ("float32, slowly", "update; cast: weights are kept in bfloat16: "),
     "shifted, in micro-batches": ("shifted", None),
     "shifted, micro-batches not divided": ("shifted", "gradient; a factor of 2, the number of micro-batches"),
     "averaged weights stay": ("plain", "weights before it; "),
