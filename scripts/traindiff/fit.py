@@ -202,7 +202,7 @@ def number(value: float, near: float = NEAR["F64"]) -> str:
     """Return a fitted number as text, with the fraction that it is; ``near``: how exact it is."""
     if near >= NEAR["F16"]:
         return f"{value:.2g}"
-    if f"{value:.6g}" == "1" and abs(value - 1) > 1e-9:
+    if f"{value:.6g}" == "1" and abs(value - 1) > near / 1000:
         return f"1 {'-' if value < 1 else '+'} {abs(value - 1):.1g}"
     if abs(value) < 1e-12:
         return "0"
