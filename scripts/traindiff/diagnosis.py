@@ -151,7 +151,7 @@ def _causes(view: View, compared: list[Stage]) -> list[Formula]:
         # A state that only one has: of parameters that are not updated?
         later = [each for each in stages(pair) if each.step == stage.step and each.kind == "update" and each.wrong]
         found = [each for update in later for each in formulas.explain(View(pair, update))]
-        return [each for each in found if each.cause in ("left out of the optimizer", "no update")]
+        return [each for each in found if each.cause in ("left out of the optimizer", "no update")] or _of_missing(view)
     if any(not math.isfinite(row.difference) for row in stage.wrong) and stage.kind != "restored checkpoint":
         return []
     if stage.kind == "samples":
@@ -176,6 +176,19 @@ def _causes(view: View, compared: list[Stage]) -> list[Formula]:
     if stage.kind == "restored checkpoint":
         return _of_restored(view)
     return []
+
+
+def _of_missing(view: View) -> list[Formula]:
+    """The one setting in which the optimizers say that they differ, where one of them has a tensor more of each."""
+    keys = {row.name.rpartition("//")[2] for row in view.stage.wrong}
+    different = _different_settings(view)
+    if view.stage.kind != "optimizer state" or len(keys) > 1 or len(different) != 1:
+        return []
+    (key, value, other), names = next(iter(different.items()))
+    if {*names} != {row.parameter for row in view.stage.wrong}:
+        return []
+    values, text = Fit([], 0.0, len(names), 0), f"{key}: {value}, not {other}"
+    return [Formula("settings", text, f"only one of the optimizers has {keys.pop()}, of each parameter", values)]
 
 
 def _of_samples(view: View) -> list[Formula]:
@@ -344,7 +357,13 @@ def _places(view: View, compared: list[Stage], causes: list[Formula]) -> list[st
     pair, stage = view.pair, view.stage
     found = []
     if stage.kind in TENSORS:
-        found += [*_of_names(view), *view.seen, *_not_finite(view), *_one_sided(view), *_settings(view)]
+        found += [
+            *_of_names(view),
+            *([] if causes else view.seen),
+            *_not_finite(view),
+            *_one_sided(view),
+            *_settings(view),
+        ]
     if stage.kind in ("output", "batch"):
         found += outputs.places(stage)
         modules = pair.reference.about.get("modules", {})
@@ -388,7 +407,8 @@ def _of_losses(view: View, causes: list[Formula]) -> list[str]:
         found.append(f"The loss is {own:.8g}, in the reference {'the same' if same else f'{usual:.8g}'}.")
     if view.tried.get("a weight of each sample", 0.0) > view.limit(PART) and not (view.seen or causes):
         found.append(
-            "No weights of the step's samples give this gradient: not these inputs and targets, or not this model."
+            "No weights of the step's samples give this gradient: other inputs or targets, or another forward or "
+            "backward pass."
         )
     return found
 
@@ -449,12 +469,11 @@ def _settings(view: View) -> list[str]:
     """Return what both optimizers say of their settings, where these differ."""
     if view.stage.kind not in ("optimizer state", "update"):
         return []
-    groups = [capture.shown(view.step).get("groups") or [] for capture in view.pair.captures]
+    each = _groups(view)
     kinds = [capture.shown(view.step).get("optimizers") for capture in view.pair.captures]
     found = []
     if all(kinds) and kinds[0] != kinds[1]:
         found.append(f"The optimizer is {listed(kinds[0] or [])}, in the reference {listed(kinds[1] or [])}.")
-    each = [{name: group for group in own for name in group["params"]} for own in groups]
     if not all(each):
         rates = [capture.shown(view.step).get("learning_rate") for capture in view.pair.captures]
         says = f"The learning rate of the step is {rates[0]}, in the reference {rates[1]}."
@@ -462,15 +481,27 @@ def _settings(view: View) -> list[str]:
     names = [*dict.fromkeys(row.parameter for row in view.stage.wrong)]
     if lacks := [name for name in names if name in each[1] and name not in each[0]]:
         found.append(f"The optimizer does not have {listed(lacks)}.")
+    for (key, value, other), names in _different_settings(view).items():
+        found.append(f"The optimizer says {key} {value}, in the reference {other}: for {listed(names)}.")
+    return found
+
+
+def _groups(view: View) -> list[dict[str, Any]]:
+    """Return what each training's optimizers say of each parameter."""
+    groups = [capture.shown(view.step).get("groups") or [] for capture in view.pair.captures]
+    return [{name: group for group in own for name in group["params"]} for own in groups]
+
+
+def _different_settings(view: View) -> dict[tuple[str, str, str], list[str]]:
+    """Return (setting, value, the reference's): the parameters that differ and have it."""
+    actual, reference = _groups(view)
     different: dict[tuple[str, str, str], list[str]] = {}
-    for name in (name for name in names if name in each[0] and name in each[1]):
-        own, other = each[0][name], each[1][name]
+    for name in dict.fromkeys(row.parameter for row in view.stage.wrong):
+        own, other = actual.get(name, {}), reference.get(name, {})
         for key in sorted((own.keys() & other.keys()) - {"params"}):
             if own[key] != other[key]:
                 different.setdefault((key, str(own[key]), str(other[key])), []).append(name)
-    for (key, value, other), names in different.items():
-        found.append(f"The optimizer says {key} {value}, in the reference {other}: for {listed(names)}.")
-    return found
+    return different
 
 
 def _disagreements(pair: Pair, step: int) -> list[str]:
@@ -597,7 +628,7 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
             "The outputs of the model for the samples of this step, printed by both: they tell the forward from the "
             "backward pass."
         )
-    if is_dump and not causes and stage.kind in ("optimizer state", "update"):
+    if is_dump and not causes and stage.kind in ("optimizer state", "update") and stage.step > pair.steps[0]:
         found.append("The steps before: with `--twin`, or both in float64, an earlier and smaller difference shows.")
     return found
 

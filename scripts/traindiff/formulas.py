@@ -374,7 +374,9 @@ def _previous(view: View) -> Iterator[Formula]:
             continue
         if fit := view.solve("the previous step's gradient", view.names, [before.__getitem__]):
             text = f"{number(fit.solved[0], view.near)} times that of step {view.step - 1} is added"
-            shown = f"gradient = the reference's + {number(fit.solved[0], view.near)} x the {kind} of step {view.step - 1}"
+            shown = (
+                f"gradient = the reference's + {number(fit.solved[0], view.near)} x the {kind} of step {view.step - 1}"
+            )
             yield Formula("previous gradient", text, shown, fit)
             return
 

@@ -1,7 +1,5 @@
 """The page of a diagnosis, in Markdown."""
 
-import math
-
 from traindiff.diagnosis import Diagnosis
 from traindiff.formulas import CHECKS
 from traindiff.pair import Stage
@@ -53,7 +51,7 @@ def _causes(found: Diagnosis) -> list[str]:
 
 
 def _tried(found: Diagnosis) -> list[str]:
-    tried = {name: left for name, left in found.tried.items() if math.isfinite(left)}
+    tried = {name: left for name, left in found.tried.items() if left <= 1}
     if found.causes or not tried:
         return []
     best = sorted(tried.items(), key=lambda item: item[1])

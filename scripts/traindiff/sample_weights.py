@@ -114,7 +114,7 @@ def explain(view: View) -> list[Formula]:
     every = [name for name in samples.names if all(name in each for each in gradients)]
     samples = samples.with_gradient(every)
     for names in (every, [name for name in every if name in view.names]):
-        if names and len(samples) > 1 and (sums := _sums(view, samples, names)):
+        if names and len(samples) > 1 and (sums := _sums(view, samples, names, names is every)):
             found = [*_formulas(sums)]
             least = min((len(each.fit.solved) for each in found), default=0)
             if found:
@@ -123,7 +123,7 @@ def explain(view: View) -> list[Formula]:
     return []
 
 
-def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
+def _sums(view: View, samples: Samples, names: list[str], is_whole: bool) -> _Sums | None:
     def column(side: int, step: int) -> Tensor:
         capture = view.pair.captures[side]
         read = view.pair.gradients(capture, f"step{step}/gradients")
@@ -134,10 +134,11 @@ def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
     if not all(bool(torch.isfinite(each).all()) for each in (rows, actual, expected)):
         return None
     if float((rows.sum(0) - expected).norm()) > view.limit(ROUNDING) * float(expected.norm()):
-        view.pair.actual.about.setdefault("notes", []).append(
-            "The gradients of the samples do not add up to the reference's: its samples are not independent (batch "
-            "norm, an auxiliary loss), or the file is of another step."
-        )
+        if is_whole:
+            view.pair.actual.about.setdefault("notes", []).append(
+                "The gradients of the samples do not add up to the reference's: its samples are not independent (batch "
+                "norm, an auxiliary loss), or the file is of another step."
+            )
         return None
     more = [column(1, step) for step in view.pair.reference.steps if step != view.step and _has(view.pair, step, names)]
     known_rows = torch.cat([rows, *(each[None] for each in more)])
