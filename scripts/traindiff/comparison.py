@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from traindiff import outputs
 from traindiff.capture_files import Capture, InputError, Tensors, same_shape
 from traindiff.fit import listed
-from traindiff.pair import EPSILONS, FLOOR, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage
+from traindiff.pair import COARSE, EPSILONS, FLOORS, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage
 from traindiff.sample_weights import counted, reads
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -36,11 +37,13 @@ def stages(pair: Pair) -> Iterator[Stage]:
 def compare(
     names: Iterable[str],
     pair: Pair,
+    file: str,
     read: Callable[[Capture], Callable[[str], Tensor]],
     limit: Callable[[str], float],
     slack: Callable[[str], float] = lambda name: 0.0,
 ) -> Iterator[Row]:
-    """Yield a row per name of tensors that ``read`` returns of each capture; ``limit``: see ``Row``, at least.
+    """Yield a row per name of tensors that ``read`` returns of each capture, of a ``file``; ``limit``: see ``Row``, at
+    least.
 
     ``slack``: by how much values may differ in any case, by name.
     """
@@ -60,8 +63,9 @@ def compare(
     scale = max((_finite(size) for _, size, _ in differences.values()), default=0.0)
     # Where the reference has nothing but zeros, such as updates of a learning rate of 0, any other value differs.
     scale = scale or max((_finite(difference) for difference, *_ in differences.values()), default=0.0)
+    floor = pair.limit(FLOORS, file)
     for name, (difference, size, of_twin) in differences.items():
-        unit = max(size, FLOOR * scale) or 1.0
+        unit = max(size, floor * scale) or 1.0
         yield Row(name, difference / unit, max(limit(name), MULTIPLE * of_twin / unit, slack(name) / unit))
 
 
@@ -158,17 +162,13 @@ def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
             return
         pairs = [capture.tensors(name) for capture in (pair.actual, pair.reference)]
         if kind == "optimizer" and not all(each.names for each in pairs) and _has_updates(pair, step):
-            # Such as without momentum, which a state kept elsewhere looks like: it counts if the updates differ.
-            names = next((each.names for each in pairs if each.names), [])
-            if names and any(row.differs for row in _update(pair, step)):
-                yield Row(names[0], float("inf"), 1.0, "missing in one of the two")
-            return
+            return  # a state that is kept elsewhere; or none, as without momentum: then updates differ
         if all(pairs):
             missing = [each for each in pairs[1].names if each not in pairs[0]]
             missing = missing or [each for each in pairs[0].names if each not in pairs[1]]
             is_of_others = {_parameter(each) for each in pairs[0].names}.isdisjoint(map(_parameter, pairs[1].names))
             if missing and kind == "optimizer" and not is_of_others:
-                yield Row(missing[0], float("inf"), 1.0, "missing in one of the two")
+                yield from (Row(each, float("inf"), 1.0, "missing in one of the two") for each in missing)
             elif missing and not _is_subset(*pairs):
                 _same_names(pair, name)
             names = [each for each in pairs[1].names if each in pairs[0]]
@@ -194,12 +194,16 @@ def _update(pair: Pair, step: int) -> Iterator[Row]:
     _same_names(pair, name)
     after = pair.reference.tensors(name)
     limits, epsilons = pair.limits(LIMITS, name), pair.limits(EPSILONS, name)
+    low = [bool(capture.tensors(name).dtypes & COARSE) for capture in pair.captures]
+    lost = low == [True, False]
     for row in compare(
         _parameters(pair, step),
         pair,
+        name,
         lambda capture: capture.updates(step),
         lambda each: max(UPDATES, limits(each)),
-        lambda each: 4 * epsilons(each) * float(_largest(after[each].double())),
+        # What weights in low precision lose of an update, if the reference's are not, is no rounding.
+        lambda each: 4 * (EPSILONS["F32"] if lost else epsilons(each)) * float(_largest(after[each].double())),
     ):
         yield _sure(pair, step, row) if row.differs else row
 
@@ -218,8 +222,9 @@ def _sure(pair: Pair, step: int, row: Row) -> Row:
         if not all(row.name in file for file in files):
             return row
         own, other = (file[row.name].double() for file in files)
-        limit = pair.limits(LIMITS, f"step{each}/gradients")(row.name)
-        if not float(_largest(own - other)) <= limit * float(_largest(other)):
+        name = f"step{each}/gradients"
+        limit, floor = pair.limits(LIMITS, name)(row.name), pair.limit(FLOORS, name)
+        if not float(_largest(own - other)) <= limit * max(float(_largest(other)), floor * _scale(files[1])):
             return row  # they differ by more than rounding
         near = max(RELATIVE, limit / 2)
         unsure = (unsure if unsure is not None else own.ne(own)) | ((own - other).abs() > near * other.abs())
@@ -227,6 +232,12 @@ def _sure(pair: Pair, step: int, row: Row) -> Row:
     if unsure is None or unsure.shape != off.shape or not math.isfinite(row.difference):
         return row
     return replace(row, difference=row.difference * float(_largest(off.masked_fill(unsure, 0.0)) / _largest(off)))
+
+
+@lru_cache(maxsize=8)
+def _scale(file: Tensors) -> float:
+    """Return the largest value of a file of tensors."""
+    return max(_finite(float(_largest(file[name].double()))) for name in file.names)
 
 
 def _weights(pair: Pair, step: int) -> Iterator[Row]:
@@ -247,7 +258,7 @@ def _buffers(pair: Pair, step: int) -> Iterator[Row]:
 
 def _whole(pair: Pair, name: str, names: list[str]) -> Iterator[Row]:
     """Compare tensors of a file of both."""
-    yield from compare(names, pair, lambda capture: pair.gradients(capture, name), pair.limits(LIMITS, name))
+    yield from compare(names, pair, name, lambda capture: pair.gradients(capture, name), pair.limits(LIMITS, name))
 
 
 def _same_names(pair: Pair, file: str) -> None:
@@ -298,8 +309,16 @@ def _initial(pair: Pair, step: int) -> Iterator[Row]:
         names, epsilons = pair.reference.tensors("initial").names, pair.limits(EPSILONS, "initial")
         both = Pair(pair.actual, pair.reference)
         yield from compare(
-            names, both, lambda capture: capture.tensors("initial").__getitem__, lambda name: 4 * epsilons(name)
+            names, both, "initial", lambda capture: capture.tensors("initial").__getitem__, lambda n: 4 * epsilons(n)
         )
+
+
+def _before(pair: Pair, step: int) -> Iterator[Row]:
+    """Compare the weights before a step, if something else than the step before it changed those of one training."""
+    name = f"step{step}/before"
+    if any(capture.tensors(name) for capture in pair.captures) and all(each.before(step) for each in pair.captures):
+        names = [each for each in _parameters(pair, step) if all(each in c.before(step) for c in pair.captures)]
+        yield from compare(names, pair, name, lambda c: c.before(step).__getitem__, pair.limits(LIMITS, name))
 
 
 def _load(pair: Pair, step: int) -> Iterator[Row]:
@@ -333,6 +352,7 @@ STAGES: dict[str, Callable[[Pair, int], Iterator[Row]]] = {
     "samples": _samples,
     "schedule": _schedule,
     "initial weights": _initial,
+    "weights before it": _before,
     "batch": _batch,
     "output": lambda pair, step: outputs.rows(pair, step, ("output",)),
     "loss": lambda pair, step: _numbers(pair, step, "loss"),

@@ -13,7 +13,7 @@ from traindiff.fit import PART, Fit, View, listed, number, ranges
 from traindiff.formulas import Formula, meaning
 from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage, owner
 
-TENSORS = (*FILES, "update", "initial weights", "buffers")
+TENSORS = (*FILES, "update", "initial weights", "weights before it", "buffers")
 """Stages of which formulas recompute tensors."""
 BEFORE_UPDATES = ("samples", "gradient", "clipped gradient", "optimizer state")
 """Stages that may differ where updates are equal: reduction or state inside the optimizer, for example."""
@@ -88,7 +88,7 @@ def diagnose(pair: Pair) -> Diagnosis:
         return Diagnosis(pair, compared, notes=notes)
     view = View(pair, first)
     causes = _causes(view, compared)
-    places = _places(view, compared)
+    places = _places(view, compared, causes)
     return Diagnosis(pair, compared, first, causes, places, view.tried, _hints(view, causes), notes)
 
 
@@ -151,7 +151,7 @@ def _causes(view: View, compared: list[Stage]) -> list[Formula]:
         # A state that only one has: of parameters that are not updated?
         later = [each for each in stages(pair) if each.step == stage.step and each.kind == "update" and each.wrong]
         found = [each for update in later for each in formulas.explain(View(pair, update))]
-        return [each for each in found if each.cause in ("left out of the optimizer", "no update")]
+        return [each for each in found if each.cause in ("left out of the optimizer", "no update")] or _of_missing(view)
     if any(not math.isfinite(row.difference) for row in stage.wrong) and stage.kind != "restored checkpoint":
         return []
     if stage.kind == "samples":
@@ -178,6 +178,19 @@ def _causes(view: View, compared: list[Stage]) -> list[Formula]:
     return []
 
 
+def _of_missing(view: View) -> list[Formula]:
+    """The one setting in which the optimizers say that they differ, where one of them has a tensor more of each."""
+    keys = {row.name.rpartition("//")[2] for row in view.stage.wrong}
+    different = _different_settings(view)
+    if view.stage.kind != "optimizer state" or len(keys) > 1 or len(different) != 1:
+        return []
+    (key, value, other), names = next(iter(different.items()))
+    if {*names} != {row.parameter for row in view.stage.wrong}:
+        return []
+    values, text = Fit([], 0.0, len(names), 0), f"{key}: {value}, not {other}"
+    return [Formula("settings", text, f"only one of the optimizers has {keys.pop()}, of each parameter", values)]
+
+
 def _of_samples(view: View) -> list[Formula]:
     """Other samples, where also numbers differ: by their names alone."""
     row = view.stage.wrong[0]
@@ -186,7 +199,17 @@ def _of_samples(view: View) -> list[Formula]:
     text = f"those of step {steps[0]}" if steps and steps[0] != view.step else row.note
     if _is_disjoint(view.pair, view.step):
         text = "the reference reads none of them in its steps, or they are prepared otherwise"
+    if alike := _ranks_alike(view.pair, view.step):
+        text = f"ranks {ranges(alike)} read the same ones; {text}"
     return [Formula("other samples", text, "compared by their names", Fit([], 0.0, len(own), 0))]
+
+
+def _ranks_alike(pair: Pair, step: int) -> set[int]:
+    """Return the ranks that read the same samples, where all samples are read by several."""
+    ranks: dict[object, set[int]] = {}
+    for sample, rank, _ in sample_weights.reads(pair, 0, step):
+        ranks.setdefault(sample, set()).add(rank)
+    return set().union(*ranks.values()) if all(len(each) > 1 for each in ranks.values()) else set()
 
 
 def _named(pair: Pair, side: int, step: int) -> set[object]:
@@ -329,50 +352,63 @@ def _of_rate(view: View) -> list[Formula]:
 # Places
 
 
-def _places(view: View, compared: list[Stage]) -> list[str]:
+def _places(view: View, compared: list[Stage], causes: list[Formula]) -> list[str]:
     """Return what the place shows."""
     pair, stage = view.pair, view.stage
     found = []
     if stage.kind in TENSORS:
-        found += [*_of_names(view), *view.seen, *_not_finite(view), *_one_sided(view), *_settings(view)]
+        found += [
+            *_of_names(view),
+            *([] if causes else view.seen),
+            *_not_finite(view),
+            *_one_sided(view),
+            *_settings(view),
+        ]
     if stage.kind in ("output", "batch"):
         found += outputs.places(stage)
         modules = pair.reference.about.get("modules", {})
         if classes := modules.get(stage.wrong[0].module):
             found.append(f"`{stage.wrong[0].module}` is a {classes[0]}.")
-    elif stage.kind not in TENSORS:
+    elif stage.kind not in (*TENSORS, "samples"):
         found += [f"{row.name}: {row.note}." for row in stage.wrong if row.note]
+    if stage.kind in ("optimizer state", "update") and (whose := formulas.rounded_gradients(view)):
+        found.append(f"Of the gradients, {whose}.")
     if stage.kind == "norm" and any(
         each.step == stage.step and each.kind == "gradient" and each.rows for each in compared
     ):
         found.append("The gradients are equal; the norm that is taken of them is not.")
     if stage.kind == "initial weights":
         found.append("The trainings do not begin with the same weights: all later differences follow from that.")
+    if stage.kind == "weights before it":
+        names = [f"`{each.folder}`" for each in pair.captures if each.tensors(f"step{stage.step}/before")]
+        found.append(
+            f"Between this step and the one before, something other than the optimizer changed the weights of "
+            f"{' and of '.join(names)}."
+        )
     if stage.kind == "gradient":
-        found += _of_losses(view)
+        found += _of_losses(view, causes)
     found += _disagreements(pair, max(stage.step, 0))
     found += _plan(pair, stage)
     later = [each.kind for each in compared if each.step == stage.step and each.wrong and each is not stage]
-    before = [each.kind for each in compared if each.step == stage.step and each.rows and not each.wrong]
-    if before:
-        found.append(
-            f"Equal before it in this step: {listed(before[: _index(compared, stage)], 9)}." * (stage.step >= 0)
-        )
+    equal = [each.kind for each in compared if each.step == stage.step and each.rows and not each.wrong]
+    if (before := equal[: _index(compared, stage)]) and stage.step >= 0:
+        found.append(f"Equal before it in this step: {listed(before, 9)}.")
     if later:
         found.append(f"It goes on to: {listed(dict.fromkeys(later), 9)}.")
     return [each for each in found if each]
 
 
-def _of_losses(view: View) -> list[str]:
+def _of_losses(view: View, causes: list[Formula]) -> list[str]:
     """Return what dumps' losses, and weights of samples that do not fit, say of the forward pass."""
     own, usual = (capture.shown(view.step).get("loss") for capture in view.pair.captures)
     found = []
     if own is not None and usual is not None and not view.pair.actual.ranks(view.step):
         same = abs(own - usual) <= view.limit(SCALARS) * abs(usual)
         found.append(f"The loss is {own:.8g}, in the reference {'the same' if same else f'{usual:.8g}'}.")
-    if view.tried.get("a weight of each sample", 0.0) > view.limit(PART) and not view.seen:
+    if view.tried.get("a weight of each sample", 0.0) > view.limit(PART) and not (view.seen or causes):
         found.append(
-            "No weights of the step's samples give this gradient: not these inputs and targets, or not this model."
+            "No weights of the step's samples give this gradient: other inputs or targets, or another forward or "
+            "backward pass."
         )
     return found
 
@@ -433,12 +469,11 @@ def _settings(view: View) -> list[str]:
     """Return what both optimizers say of their settings, where these differ."""
     if view.stage.kind not in ("optimizer state", "update"):
         return []
-    groups = [capture.shown(view.step).get("groups") or [] for capture in view.pair.captures]
+    each = _groups(view)
     kinds = [capture.shown(view.step).get("optimizers") for capture in view.pair.captures]
     found = []
     if all(kinds) and kinds[0] != kinds[1]:
         found.append(f"The optimizer is {listed(kinds[0] or [])}, in the reference {listed(kinds[1] or [])}.")
-    each = [{name: group for group in own for name in group["params"]} for own in groups]
     if not all(each):
         rates = [capture.shown(view.step).get("learning_rate") for capture in view.pair.captures]
         says = f"The learning rate of the step is {rates[0]}, in the reference {rates[1]}."
@@ -446,15 +481,27 @@ def _settings(view: View) -> list[str]:
     names = [*dict.fromkeys(row.parameter for row in view.stage.wrong)]
     if lacks := [name for name in names if name in each[1] and name not in each[0]]:
         found.append(f"The optimizer does not have {listed(lacks)}.")
+    for (key, value, other), names in _different_settings(view).items():
+        found.append(f"The optimizer says {key} {value}, in the reference {other}: for {listed(names)}.")
+    return found
+
+
+def _groups(view: View) -> list[dict[str, Any]]:
+    """Return what each training's optimizers say of each parameter."""
+    groups = [capture.shown(view.step).get("groups") or [] for capture in view.pair.captures]
+    return [{name: group for group in own for name in group["params"]} for own in groups]
+
+
+def _different_settings(view: View) -> dict[tuple[str, str, str], list[str]]:
+    """Return (setting, value, the reference's): the parameters that differ and have it."""
+    actual, reference = _groups(view)
     different: dict[tuple[str, str, str], list[str]] = {}
-    for name in (name for name in names if name in each[0] and name in each[1]):
-        own, other = each[0][name], each[1][name]
+    for name in dict.fromkeys(row.parameter for row in view.stage.wrong):
+        own, other = actual.get(name, {}), reference.get(name, {})
         for key in sorted((own.keys() & other.keys()) - {"params"}):
             if own[key] != other[key]:
                 different.setdefault((key, str(own[key]), str(other[key])), []).append(name)
-    for (key, value, other), names in different.items():
-        found.append(f"The optimizer says {key} {value}, in the reference {other}: for {listed(names)}.")
-    return found
+    return different
 
 
 def _disagreements(pair: Pair, step: int) -> list[str]:
@@ -554,7 +601,10 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
         )
     precision = view.limit(LIMITS) if stage.kind in TENSORS else None
     if precision == LIMITS["F64"] and 0 < _distance(view) <= ISLAND:
-        found.append("`--dtype float32`: the difference has the size of float32's rounding, as of a cast inside.")
+        found.append(
+            "`--dtype float32`, if one of the models computes something in it: differences of this size may be its "
+            "rounding, or that of an approximation (of GELU, say)."
+        )
     elif precision == LIMITS["F32"] and _distance(view) <= LIMITS["BF16"]:
         found.append(
             "`--dtype bfloat16` (or float16), if one of the trainings computes in it, as under autocast: the "
@@ -578,7 +628,7 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
             "The outputs of the model for the samples of this step, printed by both: they tell the forward from the "
             "backward pass."
         )
-    if is_dump and not causes and stage.kind in ("optimizer state", "update"):
+    if is_dump and not causes and stage.kind in ("optimizer state", "update") and stage.step > pair.steps[0]:
         found.append("The steps before: with `--twin`, or both in float64, an earlier and smaller difference shows.")
     return found
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -46,10 +47,10 @@ def dump(model: nn.Module, folder: str | Path, steps: int = 4) -> "Dump":
     micro-batches it has. Steps count from 0. A step that a GradScaler skips does not count.
 
     Files: `initial` (weights), and for each step N `gradients-N` (before clipping, unscaled), `clipped-N` (if they are
-    clipped), `weights-N`, `optimizer-N`, and `step-N.json`: settings of the optimizer, losses, norms, hashes of the
-    samples, ... Rank 0 writes. If ranks have different parameters (pipeline stages), the first rank of each stage
-    writes its own. If ranks hold different gradients of the same parameters, each writes its own, too:
-    `unreduced-N.rankR`.
+    clipped), `weights-N`, `optimizer-N`, `before-N` (if something else changed the weights since the last step), and
+    `step-N.json`: settings of the optimizer, losses, norms, hashes of the samples, ... Rank 0 writes. If ranks have
+    different parameters (pipeline stages), the first rank of each stage writes its own. If ranks hold different
+    gradients of the same parameters, each writes its own, too: `unreduced-N.rankR`.
 
     Args:
         model: the model, before or after it is wrapped; the files have the names without wrappers.
@@ -439,6 +440,8 @@ class Dump:
         if not self.is_written:
             self._refuse_shards(plain)
             self._save("initial", self._kept(weights))
+        elif not self.stepped:
+            self._write_changed(self._kept(weights))
         self.is_written = True
         for kind, tensors in kinds.items():
             self.files.setdefault(kind, {}).update(tensors)
@@ -447,6 +450,15 @@ class Dump:
         self._write_facts()
         if self.rows and self.suffix == "":
             self._write_samples()
+
+    def _write_changed(self, weights: dict[str, Tensor]) -> None:
+        """Write the weights before a step if they are not those after the last one: something else changed them."""
+        path = self.folder / f"weights-{self.step - 1}{self.suffix}.safetensors"
+        if self.suffix is False or not path.exists():
+            return
+        with safe_open(path, framework="pt") as last:
+            if any(not torch.equal(last.get_tensor(name), value) for name, value in weights.items()):
+                self._save(f"before-{self.step}", weights)
 
     def _refuse_shards(self, plain: dict[str, Tensor]) -> None:
         """Raise a RuntimeError if ranks have other values of the same parameters, which no file could hold."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from traindiff.capture_files import InputError
-from traindiff.pair import EPSILONS, FILES, FLOOR, MULTIPLE, Pair, Stage
+from traindiff.pair import EPSILONS, FILES, FLOORS, MULTIPLE, Pair, Stage
 
 Read = Callable[[str], Tensor]
 ROUNDING = {"F64": 1e-9, "F32": 1e-4, "F16": 2e-2, "BF16": 2e-2}
@@ -57,6 +57,20 @@ class View:
         """Those that differ."""
         return [row.name for row in self.stage.wrong]
 
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether all tensors differ, but for those that are 0 or rounding (of a key's bias in attention, say)."""
+        of_updates = self.stage.kind in ("update", "optimizer state")
+        read = self.gradients(1) if of_updates else self.expected
+        others = [row.name for row in self.stage.rows if row.name not in self.names]
+        if read is None or not others:
+            return not others
+        try:
+            sizes = {row.name: float(read(row.name).norm()) for row in self.stage.rows if not row.note}
+        except InputError:  # a parameter without gradient
+            return False
+        return all(sizes[name] <= self.limit(FLOORS) * max(sizes.values()) for name in others)
+
     @property
     def step(self) -> int:
         return self.stage.step
@@ -66,7 +80,8 @@ class View:
         """The file of the tensors."""
         if self.stage.kind == "initial weights":
             return "initial"
-        return f"step{self.step}/{FILES.get(self.stage.kind, 'weights')}"
+        kind = "before" if self.stage.kind == "weights before it" else FILES.get(self.stage.kind, "weights")
+        return f"step{self.step}/{kind}"
 
     def actual(self, name: str) -> Tensor:
         return self._read(0, name)
@@ -96,7 +111,7 @@ class View:
 
     def same(self, value: float, other: float, times: float = 1.0) -> bool:
         """Return whether two fitted numbers are the same."""
-        return abs(value - other) <= times * self.near * max(abs(value), abs(other))
+        return abs(value - other) <= times * self.near * max(abs(value), abs(other)) < math.inf
 
     def holds(self, label: str, names: Sequence[str], predicted: Read) -> Fit | None:
         """Return the fit of a formula without unknowns, if it holds; see ``solve``."""
@@ -164,7 +179,7 @@ class View:
     def rounding(self, name: str) -> float:
         """Return the norm up to which what a formula leaves of a tensor is rounding."""
         actual, expected = self.actual(name), self.expected(name)
-        size = max(float(actual.norm()), float(expected.norm()), FLOOR * self._largest)
+        size = max(float(actual.norm()), float(expected.norm()), self.limit(FLOORS) * self._largest)
         found = self.pair.limits(ROUNDING, self.file)(name) * size
         if self.stage.kind == "update":  # the difference of weights, which are larger
             found += self.pair.limits(EPSILONS, self.file)(name) * float(self.before(name).norm())
@@ -178,6 +193,8 @@ class View:
         assert capture is not None
         if self.stage.kind == "update":
             return capture.updates(self.step)(name).double()
+        if self.stage.kind == "weights before it":
+            return capture.before(self.step)[name].double()
         return self.pair.gradients(capture, self.file)(name).double()
 
 
@@ -185,7 +202,7 @@ def number(value: float, near: float = NEAR["F64"]) -> str:
     """Return a fitted number as text, with the fraction that it is; ``near``: how exact it is."""
     if near >= NEAR["F16"]:
         return f"{value:.2g}"
-    if f"{value:.6g}" == "1" and abs(value - 1) > 1e-9:
+    if f"{value:.6g}" == "1" and abs(value - 1) > near / 1000:
         return f"1 {'-' if value < 1 else '+'} {abs(value - 1):.1g}"
     if abs(value) < 1e-12:
         return "0"

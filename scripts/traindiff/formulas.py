@@ -12,7 +12,7 @@ from torch import Tensor
 
 from traindiff.capture_files import InputError, Tensors
 from traindiff.fit import PART, Fit, Read, View, listed, number, ranges
-from traindiff.pair import FILES, Pair
+from traindiff.pair import COARSE, FILES, NUMBERS, Pair
 
 WINDOW = 64
 """Most micro-batches of which a factor can be a part."""
@@ -160,7 +160,7 @@ def _factor(view: View) -> Iterator[Formula]:
             cause = {"update": "no update", "gradient": "no gradient", "clipped gradient": "no gradient"}.get(
                 kind, "zero"
             )
-            text = "" if len(names) == len(view.stage.rows) else listed(names)
+            text = "" if view.is_whole else listed(names)
             yield from _of_zero(view, Formula(cause, text, f"{kind} = 0", fit))
         return
     if kind == "optimizer state" and view.gradients(1):
@@ -211,7 +211,7 @@ def _of_zero(view: View, formula: Formula) -> Iterator[Formula]:
 
 def _scaled(view: View, times: float, fit: Fit) -> Formula:
     """c times the reference's tensors, by what c means."""
-    kind, whole, exact = view.stage.kind, len(view.names) == len(view.stage.rows), replace(fit, solved=[])
+    kind, whole, exact = view.stage.kind, view.is_whole, replace(fit, solved=[])
     shown = f"{kind} = {number(times)} x the reference's"
     if kind == "clipped gradient" and whole:
         return of_clipping(view, times, fit, shown)
@@ -373,8 +373,10 @@ def _previous(view: View) -> Iterator[Formula]:
         if not before or any(name not in before for name in view.names):
             continue
         if fit := view.solve("the previous step's gradient", view.names, [before.__getitem__]):
-            text = f"{number(fit.solved[0])} times that of step {view.step - 1} is added"
-            shown = f"gradient = the reference's + {number(fit.solved[0])} x the {kind} of step {view.step - 1}"
+            text = f"{number(fit.solved[0], view.near)} times that of step {view.step - 1} is added"
+            shown = (
+                f"gradient = the reference's + {number(fit.solved[0], view.near)} x the {kind} of step {view.step - 1}"
+            )
             yield Formula("previous gradient", text, shown, fit)
             return
 
@@ -397,9 +399,16 @@ def _decay(view: View) -> Iterator[Formula]:
     if len(names) < len(view.names) and not _decay_of_squares(view, own):
         return
     fit = joint or Fit(values, max(e.left for e in own.values()), sum(e.values for e in own.values()), len(names))
-    text = f"{', '.join(number(each) for each in fit.solved)} times the weights of "
-    text += "all parameters" if len(names) == len(view.stage.rows) else listed(name.split("//")[0] for name in names)
-    yield Formula("decay", text, f"{view.stage.kind} = the reference's + k x the weights before the step", fit)
+    kind, part = view.stage.kind, 1.0
+    if kind == "optimizer state" and len(keys := _keys(names)) == 1 and (usual := moments(view).get(keys[0])):
+        kind, part = "gradient in the optimizer", usual[1]  # a moment has this part of a gradient
+    text = f"{', '.join(number(each / part) for each in fit.solved)} times the weights of "
+    text += (
+        "all parameters"
+        if len(names) == len(view.names) and view.is_whole
+        else listed(name.split("//")[0] for name in names)
+    )
+    yield Formula("decay", text, f"{kind} = the reference's + k x the weights before the step", fit)
 
 
 def _decay_of_squares(view: View, own: dict[str, Fit]) -> bool:
@@ -419,18 +428,20 @@ def _decay_of_squares(view: View, own: dict[str, Fit]) -> bool:
 
 def _cast(view: View) -> Iterator[Formula]:
     """x' = x, rounded to a coarser dtype, or the other way around."""
-    yield from _casts(view, view.names, view.actual, view.expected, view.stage.kind)
+    if found := rounded(view.names, view.actual, view.expected):
+        values = sum(view.expected(name).numel() for name in view.names)
+        equation = f"of {values} values each is one of this dtype, within two of its roundings of the other's"
+        yield Formula("cast", found, equation, Fit([], 0.0, values, 0))
 
 
-def _casts(view: View, names: Iterable[str], actual: Read, expected: Read, kind: str) -> Iterator[Formula]:
+def rounded(names: Iterable[str], actual: Read, expected: Read) -> str:
+    """Return whose tensors are the other's, rounded, and to which dtype, as text; "" if neither's are."""
     names = [*names]
     for whose, one, other in (("this training's", actual, expected), ("the reference's", expected, actual)):
         dtypes = {rounded_to(one(name), other(name)) for name in names}
         if names and None not in dtypes:
-            fit = Fit([], 0.0, sum(one(name).numel() for name in names), len(names))
-            text = f"{whose} are rounded to {' or '.join(sorted(map(str, dtypes)))}"
-            yield Formula("cast", text, f"{kind} = the other's, rounded", fit)
-            return
+            return f"{whose} are rounded to {' or '.join(sorted(map(str, dtypes)))}"
+    return ""
 
 
 def rounded_to(value: Tensor, expected: Tensor) -> str | None:
@@ -446,13 +457,32 @@ def rounded_to(value: Tensor, expected: Tensor) -> str | None:
     return None
 
 
-def _cast_gradients(view: View) -> Iterator[Formula]:
-    """Gradients that one training rounds, too little to be a difference of their own."""
+def _lost(view: View) -> Iterator[Formula]:
+    """w' = w + u, rounded to the dtype of this training's weights: it loses small updates."""
+    before = view.pair.actual.before(view.step)
+    if view.pair.reference.tensors(view.file).dtypes & COARSE or not all(name in before for name in view.names):
+        return
+    kept = {before.dtype(name) for name in view.names}
+
+    def predicted(name: str) -> Tensor:
+        weight = before[name]
+        return (weight.double() + view.expected(name)).to(weight.dtype).double() - weight.double()
+
+    if kept <= COARSE and (fit := view.holds("weights in low precision", view.names, predicted)):
+        none = sum(int(((view.actual(n) == 0) & (view.expected(n) != 0)).sum()) for n in view.names)
+        dtypes = listed(name for name, short in NUMBERS.items() if short in kept)
+        text = f"weights are kept in {dtypes}: {none} of {fit.values} values have no update"
+        yield Formula("cast", text, "update = the reference's, as these weights take it", fit)
+
+
+def rounded_gradients(view: View) -> str:
+    """Return whose gradients are rounded, though too little to be a difference of their own; "" if neither's are."""
     files = [capture.tensors(f"step{view.step}/gradients") for capture in view.pair.captures]
     names = [*dict.fromkeys(name.split("//")[0] for name in view.names)]
-    if all(name in file for name in names for file in files):
-        own, other = (lambda name, file=file: file[name].double() for file in files)
-        yield from _casts(view, names, own, other, "gradient")
+    if not all(name in file for name in names for file in files):
+        return ""
+    own, other = (lambda name, file=file: file[name].double() for file in files)
+    return rounded(names, own, other)
 
 
 def _transposed(view: View) -> Iterator[Formula]:
@@ -598,7 +628,7 @@ def _rate(view: View, times: float, fit: Fit) -> Formula:
         text = f"{own:.6g}, not {usual:.6g}"
         return Formula("rate", text, f"{shown}, as the rates that they say", replace(fit, solved=[]))
     text = number(times, view.near)
-    if len(view.names) < len(view.stage.rows):
+    if not view.is_whole:
         return Formula("factors of updates", f"{text} ({listed(view.names)})", shown, fit)
     if own is not None and own == usual:
         text += f" (both say a learning rate of {own})"
@@ -642,7 +672,9 @@ def _stated(view: View) -> Iterator[Formula]:
                 different.setdefault((key, text), []).append(name)
     causes = {CAUSES_OF_SETTINGS.get(key, "settings") for key, _ in different}
     shown = [
-        (f"{key} " * (len(different) > 1)) + text + f" ({listed(names)})" * (len(names) < len(view.stage.rows))
+        (f"{key} " * (len(different) > 1))
+        + text
+        + f" ({listed(names)})" * (len(names) < len(view.names) or not view.is_whole)
         for (key, text), names in different.items()
     ]
     if causes:
@@ -693,15 +725,15 @@ _OF: dict[str, tuple[Formulas, ...]] = {
     "buffers": (*_PLAIN, _decay),
     "gradient": (*_PLAIN, _ranks, _previous, _decay, _parts_of_ranks),
     "clipped gradient": (*_PLAIN, _by_value, _decay, _parts_of_ranks),
-    "optimizer state": (*_PLAIN, _moments, _decay, _parts_of_ranks, _cast_gradients),
+    "optimizer state": (*_PLAIN, _moments, _decay, _parts_of_ranks),
     "update": (
         *_PLAIN,
         _decay,
         _factor_and_decay,
         _plain_gradient,
         _stated,
+        _lost,
         _parts_of_ranks,
-        _cast_gradients,
     ),
 }
 """By the kind of a stage; samples and outputs have formulas of their own."""

@@ -1,7 +1,5 @@
 """The page of a diagnosis, in Markdown."""
 
-import math
-
 from traindiff.diagnosis import Diagnosis
 from traindiff.formulas import CHECKS
 from traindiff.pair import Stage
@@ -17,7 +15,7 @@ def markdown(found: Diagnosis, title: str) -> str:
         if found.causes:
             parts += ["## Cause" + "s that fit equally" * (len(found.causes) > 1), "", *_causes(found), ""]
         parts += ["## What was seen", "", *(f"- {sentence}" for sentence in found.places)]
-        parts += [*_tried(found), "", *_tensors(found.first), ""]
+        parts += [*_tried(found), "", *(_tensors(found.first) if found.first.kind != "samples" else []), ""]
         if found.hints:
             parts += ["## What would tell more", "", *(f"- {sentence}" for sentence in found.hints), ""]
     parts += ["## What was compared", "", *_stages(found), ""]
@@ -53,7 +51,7 @@ def _causes(found: Diagnosis) -> list[str]:
 
 
 def _tried(found: Diagnosis) -> list[str]:
-    tried = {name: left for name, left in found.tried.items() if math.isfinite(left)}
+    tried = {name: left for name, left in found.tried.items() if left <= 1}
     if found.causes or not tried:
         return []
     best = sorted(tried.items(), key=lambda item: item[1])

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from traindiff.capture_files import Capture, InputError
 
-FLOOR = 1e-4
-"""A tensor is compared relative to its largest value, or to this part of the largest of its kind."""
+FLOORS = {"F64": 1e-4, "F32": 1e-4, "F16": 1e-3, "BF16": 8e-3}
+"""A tensor is compared relative to its largest value, or to this part of the largest of its kind: below it, a sum that
+should be 0 is rounding (the gradient of a key's bias in attention, for example).
+"""
 LIMITS = {"F64": 1e-9, "F32": 1e-3, "F16": 5e-2, "BF16": 5e-2}
 """Relative difference up to which tensors of a dtype are equal, unless the twins of `single` are farther apart."""
 SCALARS = {"F64": 1e-9, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
@@ -132,7 +134,7 @@ class Pair:
                 return 0.0
             norms += [math.hypot(*(float(whole[name].double().norm()) for name in whole.names))]
             off = max(_apart(own[name].double(), clipped[name].double()) for name in own.names)
-            if not off <= max(_coarsest(LIMITS, self._trained | own.dtypes), CLIPPED / (norms[-1] or 1.0)):
+            if not off <= max(_coarsest(LIMITS, self._arithmetic(LIMITS) | own.dtypes), CLIPPED / (norms[-1] or 1.0)):
                 return 0.0
         return max((10 * CLIPPED / norm for norm in norms if norm), default=0.0)
 
@@ -156,7 +158,9 @@ class Pair:
 
     def limit(self, dtypes: dict[str, float], *names: str) -> float:
         """Return the limit of the coarsest dtype of both captures, and of both's files of these names."""
-        found = self._trained.union(*(capture.tensors(name).dtypes for capture in self.captures for name in names))
+        found = self._arithmetic(dtypes).union(
+            *(capture.tensors(name).dtypes for capture in self.captures for name in names)
+        )
         return max(_coarsest(dtypes, found), self.slack * (dtypes is LIMITS))
 
     def limits(self, dtypes: dict[str, float], file: str) -> Callable[[str], float]:
@@ -164,13 +168,13 @@ class Pair:
         files = [capture.tensors(file) for capture in self.captures]
         least = self.slack * (dtypes is LIMITS)
         return lambda name: max(
-            least, _coarsest(dtypes, self._trained | {each.dtype(name) for each in files if name in each})
+            least, _coarsest(dtypes, self._arithmetic(dtypes) | {each.dtype(name) for each in files if name in each})
         )
 
-    @property
-    def _trained(self) -> set[str]:
-        """Dtypes in which both were trained, if they are known."""
-        return {NUMBERS[capture.about["dtype"]] for capture in self.captures if "dtype" in capture.about}
+    def _arithmetic(self, dtypes: dict[str, float]) -> set[str]:
+        """Return dtypes in which both were trained, if they are known; weights are kept as their files have them."""
+        keys = ("dtype",) if dtypes is EPSILONS else ("dtype", "computed")
+        return {NUMBERS[capture.about[key]] for capture in self.captures for key in keys if key in capture.about}
 
     @property
     def captures(self) -> tuple[Capture, Capture]:

@@ -23,6 +23,7 @@ from traindiff.pair import LIMITS, NUMBERS
 
 ENDING = ".safetensors"
 WORDS = {
+    "before": "before",
     "clip": "clipped",
     "grad": "gradients",
     "optim": "optimizer",
@@ -116,7 +117,7 @@ class Dump(Capture):
             raise InputError(f"the files of {folder} have no tensors; traindiff.dump writes them.")
         trained = [str(shown["dtype"]) for shown in self._shown.values() if shown.get("dtype") in NUMBERS]
         if trained:
-            self.about["dtype"] = max(trained, key=lambda dtype: LIMITS[NUMBERS[dtype]])
+            self.about["computed"] = max(trained, key=lambda dtype: LIMITS[NUMBERS[dtype]])
 
     @property
     def steps(self) -> list[int]:

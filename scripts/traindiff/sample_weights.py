@@ -62,6 +62,8 @@ class _Sums:
 
     view: View
     samples: Samples
+    names: list[str]
+    """The parameters of which they are."""
     rows: Tensor
     """(samples, values), in the order of ``samples.taken``."""
     actual: Tensor
@@ -76,7 +78,7 @@ class _Sums:
         size = max(float(self.actual.norm()), float(expected.norm()))
         if left <= self.view.limit(ROUNDING) * size and left <= self.view.limit(PART) * whole:
             values = len(self.actual)
-            return Fit(unknowns, left / whole, values, len(self.samples.names)) if values > len(unknowns) else None
+            return Fit(unknowns, left / whole, values, len(self.names)) if values > len(unknowns) else None
         if label and whole:
             self.view.tried[label] = min(left / whole, self.view.tried.get(label, math.inf))
         return None
@@ -112,7 +114,7 @@ def explain(view: View) -> list[Formula]:
     every = [name for name in samples.names if all(name in each for each in gradients)]
     samples = samples.with_gradient(every)
     for names in (every, [name for name in every if name in view.names]):
-        if names and len(samples) > 1 and (sums := _sums(view, samples, names)):
+        if names and len(samples) > 1 and (sums := _sums(view, samples, names, names is every)):
             found = [*_formulas(sums)]
             least = min((len(each.fit.solved) for each in found), default=0)
             if found:
@@ -121,7 +123,7 @@ def explain(view: View) -> list[Formula]:
     return []
 
 
-def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
+def _sums(view: View, samples: Samples, names: list[str], is_whole: bool) -> _Sums | None:
     def column(side: int, step: int) -> Tensor:
         capture = view.pair.captures[side]
         read = view.pair.gradients(capture, f"step{step}/gradients")
@@ -132,16 +134,17 @@ def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
     if not all(bool(torch.isfinite(each).all()) for each in (rows, actual, expected)):
         return None
     if float((rows.sum(0) - expected).norm()) > view.limit(ROUNDING) * float(expected.norm()):
-        view.pair.actual.about.setdefault("notes", []).append(
-            "The gradients of the samples do not add up to the reference's: its samples are not independent (batch "
-            "norm, an auxiliary loss), or the file is of another step."
-        )
+        if is_whole:
+            view.pair.actual.about.setdefault("notes", []).append(
+                "The gradients of the samples do not add up to the reference's: its samples are not independent (batch "
+                "norm, an auxiliary loss), or the file is of another step."
+            )
         return None
     more = [column(1, step) for step in view.pair.reference.steps if step != view.step and _has(view.pair, step, names)]
     known_rows = torch.cat([rows, *(each[None] for each in more)])
     known_rows = known_rows / known_rows.norm(dim=1, keepdim=True).clamp(min=1e-300)
     values = torch.linalg.svdvals(known_rows)
-    return _Sums(view, samples, rows, actual, int((values > view.limit(SINGULAR) * values[0]).sum()))
+    return _Sums(view, samples, names, rows, actual, int((values > view.limit(SINGULAR) * values[0]).sum()))
 
 
 def _has(pair: Pair, step: int, names: list[str]) -> bool:

@@ -3,6 +3,7 @@
 Alone it trains what needs no ranks; on several ranks the others. Four steps of a small classification.
 """
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -38,15 +39,33 @@ class Head(nn.Module):
         return self.body["norm"](self.head(x))
 
 
+class Shifted(nn.Module):
+    """A loss does not depend on its shift, whose gradients are nothing but rounding; as a key's bias in attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = model().float()
+        self.shift = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        return self.body(x) + self.shift.mean()
+
+
 def model(kind=None):
     torch.manual_seed(0)
-    if kind == "float32":
-        return model().float()
+    if kind in ("float32", "bfloat16"):
+        return model().to(getattr(torch, kind))
+    if kind == "shifted":
+        return Shifted()
     return Head() if kind == "tied" else nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 
 
 def adamw(parameters, **settings):
     return torch.optim.AdamW(parameters, **{"lr": RATE, "weight_decay": 0.1} | settings)
+
+
+def slowly(parameters):
+    return adamw(parameters, lr=1e-4)
 
 
 def sgd(parameters, **settings):
@@ -99,6 +118,17 @@ def by_hand(parameters, limit):
     norm = torch.cat([p.grad.flatten() for p in parameters]).norm()
     for p in parameters:
         p.grad.mul_(min(1.0, limit / float(norm)))
+
+
+SEEN = []
+
+
+def averaged(wrapped, micro):
+    """Before the third step, the weights become the mean of those so far."""
+    SEEN.append([p.detach().clone() for p in wrapped.parameters()])
+    if len(SEEN) == 3:
+        for p, *values in zip(wrapped.parameters(), *SEEN, strict=True):
+            p.data = torch.stack(values).mean(0)
 
 
 def without_biases(parameters):
@@ -157,7 +187,15 @@ ONE = {
     "warm-up from 1": {"rate": lambda step: (step + 1) * RATE, "clip": None},
     "tied": {"own": "tied", "clip": None},
     "float32": {"own": "float32", "clip": None},
+    "float32, slowly": {"own": "float32", "optimizer": slowly, "clip": None},
+    "bfloat16, slowly": {"own": "bfloat16", "optimizer": slowly, "clip": None},
     "autocast": {"own": "float32", "clip": None, "autocast": True},
+    "autocast at another rate": {
+        "own": "float32",
+        "optimizer": lambda p: adamw(p, lr=1.1 * RATE),
+        "clip": None,
+        "autocast": True,
+    },
     "clipped by hand": {"clip": by_hand},
     "clipped by hand at half the norm": {"clip": by_hand, "limit": CLIP / 2},
     "clips at another norm": {"limit": CLIP / 2},
@@ -177,6 +215,10 @@ ONE = {
     "eps": {"optimizer": lambda p: adamw(p, eps=1e-3), "clip": None},
     "decay in the gradient": {"optimizer": lambda p: torch.optim.Adam(p, RATE, weight_decay=0.1), "clip": None},
     "samples of the next step": {"rows": off_by_one, "clip": None},
+    "shifted": {"own": "shifted", "limit": math.inf},
+    "shifted, in micro-batches": {"own": "shifted", "micros": 4, "limit": math.inf},
+    "shifted, micro-batches not divided": {"own": "shifted", "micros": 2, "times": 2, "clip": None},
+    "averaged weights stay": {"before_forward": averaged, "clip": None},
 }
 
 

@@ -66,12 +66,17 @@ ALONE = {
     "eps": ("plain", "update; eps: 0.001, not 1e-08"),
     "decay in the gradient": (
         "plain",
-        "optimizer state; decay: 0.01 times the weights of 0.bias, 0.weight, 2.bias and 1 more",
+        "optimizer state; decay: 0.1 times the weights of 0.bias, 0.weight, 2.bias and 1 more",
     ),
     "gradients not cleared": ("plain", "gradient; previous gradient: 1 times that of step 0 is added"),
     "samples of the next step": ("plain", "samples; other samples: those of step 2"),
     "resumed without the count": ("resumed", "update; steps counted anew: 0, not 2"),
     "autocast": ("float32", None),
+    "autocast at another rate": ("float32", "update; rate: 0.011, not 0.01"),
+    "bfloat16, slowly": ("float32, slowly", "update; cast: weights are kept in bfloat16: "),
+    "shifted, in micro-batches": ("shifted", None),
+    "shifted, micro-batches not divided": ("shifted", "gradient; a factor of 2, the number of micro-batches"),
+    "averaged weights stay": ("plain", "weights before it; "),
     "resumed without moments": ("resumed", "optimizer state; moments lost: they begin with this step's gradient"),
 }
 """A training on one device: what it is compared with, and the first stage that differs, and its cause."""
@@ -81,7 +86,7 @@ OF_RANKS = {
     "reduced in the optimizer": ("plain", None),
     "never reduced": ("reference", "gradient; not reduced: only rank 0 of 2 counts, 2 times"),
     "last micro-batch not reduced": ("reference", "gradient; not reduced: micro-batch 1 of 2"),
-    "the same samples": ("reference", "samples; other samples: not read: "),
+    "the same samples": ("reference", "samples; other samples: ranks 0-1 read the same ones; not read: "),
     "last micro-batch's loss reported": (
         "reference",
         "reported loss; the report alone: gradients and updates are equal; it is that of rank 0's micro-batch 1, times "
