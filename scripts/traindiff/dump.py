@@ -186,7 +186,7 @@ class Dump:
             raise RuntimeError("samples() needs whole parameters: call it in a reference that is not sharded.")
         for loss in losses.flatten():
             found = torch.autograd.grad(loss, [*names], retain_graph=True, materialize_grads=True, allow_unused=True)
-            self.rows.append([value.detach() for value in _sketch(names, found).values()])
+            self.rows.append([*_sketch(names, [_whole(value) for value in found]).values()])
         for key, values in (("ids", ids), ("targets", targets)):
             self.sample_facts[key] += [] if values is None else _plain(values)
 
@@ -481,7 +481,7 @@ class Dump:
         own = {
             name: each.grad for each, name in names.items() if each.grad is not None and not isinstance(each, DTensor)
         }
-        return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in own.items()}
+        return {name: _whole(value).to("cpu", copy=True).contiguous() for name, value in own.items()}
 
     def _write_unreduced(self, own: dict[str, Tensor]) -> None:
         """Note each rank's norms; where ranks hold different gradients, write each rank's own. A collective."""
@@ -626,6 +626,7 @@ def _has_engine_state(engine: Any, names: dict[Tensor, str]) -> bool:
 def _whole(value: Tensor) -> Tensor:
     """Return a whole tensor; a collective if it is a DTensor."""
     value = value.detach()
+    value = value.to_dense() if value.is_sparse else value  # gradients of embeddings
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
@@ -645,7 +646,7 @@ def _places(names: dict[Tensor, str]) -> dict[str, Tensor | None]:
     return {name: places[name] for name in names.values()}
 
 
-def _sketch(names: dict[Tensor, str], gradients: tuple[Tensor, ...]) -> dict[str, Tensor]:
+def _sketch(names: dict[Tensor, str], gradients: list[Tensor]) -> dict[str, Tensor]:
     sketch = {}
     for (name, index), value in zip(_places(names).items(), gradients, strict=True):
         sketch[name] = value.flatten() if index is None else value.flatten()[index.to(value.device)]

@@ -207,7 +207,7 @@ def number(value: float, near: float = NEAR["F64"]) -> str:
     if abs(value) < 1e-12:
         return "0"
     fraction = Fraction(value).limit_denominator(DENOMINATOR) if math.isfinite(value) else Fraction(0)
-    is_fraction = fraction.denominator > 1 and abs(float(fraction) - value) < 5e-5 * abs(value)
+    is_fraction = fraction.denominator > 1 and abs(float(fraction) - value) < 2e-6 * abs(value)
     is_short = f"{value:.6g}" == f"{value:.2g}"
     return f"{value:.6g}" + (f" ({fraction})" if is_fraction and not is_short else "")
 

@@ -26,12 +26,13 @@ NUMBERS = ("loss", "norm", "reported_loss", "samples", "targets", "learning_rate
 ABOUT = {"parameters": ["w"], "resumed_at": 1, "steps_in_all": 4, "evaluated": {"test": 0.3}}
 ABOUT |= {"steps": [dict.fromkeys(NUMBERS, 0.3) | {"expert_load": [[5, 4]]}]}
 LIMITS = {
-    "float64": (1e-9, 1e-9, 4 * 2.2e-16, 1e-5),
-    "float32": (1e-3, 1e-5, 4 * 1.2e-7, 1e-3),
-    "float16": (5e-2, 1e-2, 4 * 9.8e-4, 5e-2),
-    "bfloat16": (5e-2, 1e-2, 4 * 7.8e-3, 5e-2),
+    "float64": (1e-9, 1e-9, 4 * 2.2e-16, 1e-5, 1e-4),
+    "float32": (1e-3, 1e-5, 4 * 1.2e-7, 1e-3, 1e-4),
+    "float16": (5e-2, 1e-2, 4 * 9.8e-4, 5e-2, 1e-3),
+    "bfloat16": (5e-2, 1e-2, 4 * 7.8e-3, 5e-2, 8e-3),
 }
-"""Dtype of both trainings: up to which relative difference tensors, numbers, initial weights and updates are equal."""
+"""Dtype of both trainings: up to which relative difference tensors, numbers, initial weights and updates are equal, and
+below which part of the largest tensor another one is rounding."""
 
 
 @pytest.fixture
@@ -65,11 +66,11 @@ def differs(tmp_path):
 
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_what_differs_is_seen_in_its_stage(differs, dtype):
-    tensors, numbers, initial, updates = LIMITS[dtype]
+    tensors, numbers, initial, updates, floor = LIMITS[dtype]
     reported = max(numbers, 1e-5)  # which a trainer may add up in float32
     table = [
         ("step0/gradients", "w", tensors, "gradient"),
-        ("step0/gradients", "nothing", 20 * 1e-4 * tensors, "gradient"),
+        ("step0/gradients", "nothing", 20 * floor * tensors, "gradient"),
         ("step0/clipped", "w", tensors, "clipped gradient"),
         ("step0/optimizer", "w//exp_avg", tensors, "optimizer state"),
         ("step0/weights", "w", updates, "update"),

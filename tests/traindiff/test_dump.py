@@ -179,6 +179,20 @@ def test_two_optimizers_take_one_step(tmp_path):
     assert not (tmp_path / "dump/gradients-2.safetensors").exists()
 
 
+def test_sparse_gradients_are_written_whole(tmp_path):
+    model = nn.EmbeddingBag(5, 2, sparse=True)
+    with dump(model, tmp_path / "dump", 1) as dumped:
+        losses = model(torch.tensor([[1, 2], [1, 3]])).sum(1)
+        dumped.samples(losses)
+        losses.sum().backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+    gradient, samples = (
+        load_file(tmp_path / f"dump/{name}-0.safetensors")["weight"] for name in ("gradients", "samples")
+    )
+    assert gradient.equal(model.weight.grad.to_dense())
+    assert samples.sum(0).equal(gradient.flatten())
+
+
 def test_a_dump_without_gradients_is_refused(tmp_path):
     model, optimizer, *_ = training()
     with pytest.raises(RuntimeError, match="all gradients are None"), dump(model, tmp_path / "dump"):
