@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -128,11 +128,13 @@ def _samples(pair: Pair, step: int) -> Iterator[Row]:
         return
     own, expected = (counted(pair, side, step) for side in (0, 1))
     missing, more = expected - own, own - expected
+    again = Counter({sample: count for sample, count in more.items() if sample in expected})
     note = "; ".join(
         f"{what} {listed((str(sample) + places.get(sample, '') for sample in samples), 8)}"
         for what, samples, places in (
             ("not read:", missing, _places(found[1])),
-            ("read twice, or in place of them:", more, _places(found[0])),
+            ("read in place of them:" if missing else "read in addition:", more - again, _places(found[0])),
+            ("read more often:", again, _places(found[0])),
         )
         if samples
     )

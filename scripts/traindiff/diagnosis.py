@@ -359,7 +359,7 @@ def _places(view: View, compared: list[Stage], causes: list[Formula]) -> list[st
     if stage.kind in TENSORS:
         found += [
             *_of_names(view),
-            *([] if causes else view.seen),
+            *([] if causes else dict.fromkeys(view.seen)),
             *_not_finite(view),
             *_one_sided(view),
             *_settings(view),
@@ -584,12 +584,7 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
     pair, stage = view.pair, view.stage
     found = []
     is_dump = not pair.actual.ranks(pair.steps[0])
-    if (
-        is_dump
-        and stage.kind in ("gradient", "clipped gradient")
-        and not pair.reference.samples(stage.step)
-        and not causes
-    ):
+    if is_dump and stage.kind == "gradient" and not pair.reference.samples(stage.step) and not causes:
         found.append(
             "`dumped.samples(losses)` in the reference, before `backward()`: it shows the weight of each sample."
         )

@@ -54,22 +54,29 @@ class View:
 
     @cached_property
     def names(self) -> list[str]:
-        """Those that differ."""
-        return [row.name for row in self.stage.wrong]
+        """Those that differ, without updates that are made of nothing but rounding."""
+        wrong = [row.name for row in self.stage.wrong]
+        sure = [name for name in wrong if self.stage.kind != "update" or name not in self._rounding]
+        return sure or wrong
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all tensors differ, but for those that are 0 or rounding."""
+        return {row.name for row in self.stage.rows} <= {*self.names, *self._rounding}
 
     @cached_property
-    def is_whole(self) -> bool:
-        """Whether all tensors differ, but for those that are 0 or rounding (of a key's bias in attention, say)."""
+    def _rounding(self) -> set[str]:
+        """Tensors that are 0 or rounding, or whose gradients are (those of a key's bias in attention, say)."""
         of_updates = self.stage.kind in ("update", "optimizer state")
         read = self.gradients(1) if of_updates else self.expected
-        others = [row.name for row in self.stage.rows if row.name not in self.names]
-        if read is None or not others:
-            return not others
-        try:
-            sizes = {row.name: float(read(row.name).norm()) for row in self.stage.rows if not row.note}
-        except InputError:  # a parameter without gradient
-            return False
-        return all(sizes[name] <= self.limit(FLOORS) * max(sizes.values()) for name in others)
+        sizes = {}
+        for row in self.stage.rows if read else ():
+            try:
+                sizes[row.name] = float(read(row.name).norm()) if read and not row.note else math.inf
+            except InputError:  # a parameter without gradient
+                sizes[row.name] = math.inf
+        largest = max((size for size in sizes.values() if math.isfinite(size)), default=0.0)
+        return {name for name, size in sizes.items() if size <= self.limit(FLOORS) * largest}
 
     @property
     def step(self) -> int:

@@ -23,6 +23,8 @@ LEAST = 3
 CAUSES_OF_SETTINGS = {"lr": "rate", "eps": "eps", "weight_decay": "decay", "decoupled_weight_decay": "decay"}
 CAUSES_OF_SETTINGS["count"] = "steps counted anew"
 """Causes of settings; of others it is that the settings differ."""
+COEFFICIENTS = ("betas", "momentum", "dampening", "alpha")
+"""Settings of moments."""
 GROUPS = 4
 """Most values of one setting that groups of parameters have."""
 
@@ -46,7 +48,9 @@ CHECKS = {
     "means of blocks": "What each rank or micro-batch divides its loss by: its own number, where numbers differ.",
     "weights of blocks": "What multiplies the loss of these ranks or micro-batches.",
     "dropped or repeated samples": "Rows that fill up a batch, dropped remainders, a sampler that repeats samples.",
-    "clip": "The limit of the clipping, and where the trainer, or the engine's own configuration, sets it.",
+    "clip": "The limit of the clipping, its type of norm, and where the trainer, or the engine's own configuration, "
+    "sets them.",
+    "clip of some": "The parameters that are given to clip_grad_norm_, all in one call.",
     "clip by value": "clip_grad_value_ in place of clip_grad_norm_.",
     "clip of each block": "Clipping after each micro-batch, or on each rank before the reduction.",
     "no clipping": "Whether gradients are clipped, and the optimizer gets them.",
@@ -256,11 +260,57 @@ def of_clipping(view: View, times: float, fit: Fit, shown: str) -> Formula:
     if clips:
         if part := _part_of_norm(view, whole / times):
             return Formula("norm of some", part, f"{shown}: it is clipped by the norm of {part}", exact)
+        if text := _norm_of_type(view, times * limit / whole):
+            return Formula("clip", text, shown, exact)
         means = meaning(view.pair, view.step, times, max(view.near, 1e-5))
         other = _limit_of(view, times * limit / whole, whole) or times * limit
         text = f"to a norm of {other:.6g}, {number(times)} times the reference's{means}"
         return Formula("clip", text, shown, fit)
     return Formula("factor", number(times) + meaning(view.pair, view.step, times, view.near), shown, fit)
+
+
+def _norm_of_type(view: View, times: float) -> str:
+    """Return the type of norm by which gradients are clipped, if that is not the usual one, as text."""
+    file = view.pair.reference.tensors(f"step{view.step}/gradients")
+    for order in (math.inf, 1.0):
+        norm = float(torch.tensor([float(file[name].double().norm(order)) for name in file.names]).norm(order))
+        for capture in view.pair.captures:
+            limit = capture.shown(view.step).get("max_grad_norm")
+            if limit and norm and view.same(times, limit / norm, 10):
+                return f"to a norm of type {order:g} (norm_type) of {limit:g}"
+    return ""
+
+
+def _clip_of_some(view: View) -> Iterator[Formula]:
+    """Only some gradients are clipped, by their own norm; or each tensor, or several groups, on their own."""
+    before, names = view.pair.actual.tensors(f"step{view.step}/gradients"), [row.name for row in view.stage.rows]
+    if not all(name in before for name in names):
+        return
+    factors, sizes = {}, {}
+    for name in names:
+        value, own = view.actual(name), before[name].double()
+        sizes[name] = float(own.norm())
+        if not sizes[name]:
+            continue
+        factors[name] = float((value * own).sum()) / sizes[name] ** 2
+        if float((value - factors[name] * own).norm()) > view.rounding(name):
+            return
+    groups = [[n for n in factors if view.same(factors[n], c, 10)] for c in _distinct(factors.values(), view)]
+    clipped = [group for group in groups if factors[group[0]] < 1 - 10 * view.near]
+    norms = [factors[group[0]] * math.hypot(*(sizes[name] for name in group)) for group in clipped]
+    if not clipped or len(groups) < 2 or len(_distinct(norms, view)) > 1:
+        return
+    each = all(len(group) == 1 for group in clipped)
+    text = (
+        "each tensor by its own norm" if each and len(clipped) > 1 else f"only {listed(clipped[0])}, by their own norm"
+    )
+    if not each and len(clipped) > 1:
+        text = f"{len(clipped)} groups of tensors, each by its own norm"
+    fit = Fit([norms[0]], 0.0, sum(view.expected(n).numel() for n in names), 0)
+    equation = (
+        f"clipped gradient = c x that before clipping, with c = {number(norms[0], 1e-4)} / the norm of those clipped"
+    )
+    yield Formula("clip of some", text, equation, fit)
 
 
 def _part_of_norm(view: View, norm: float) -> str:
@@ -538,6 +588,11 @@ def moments(view: View) -> dict[str, tuple[float, float, float]]:
     return found
 
 
+def _is_square(key: str) -> bool:
+    """Return whether a moment is one of squared gradients: of Adam, RMSprop, Adagrad."""
+    return key.endswith("_sq") or key in ("square_avg", "sum")
+
+
 def _key(name: str) -> str:
     return name.rpartition("//")[2]
 
@@ -553,9 +608,9 @@ def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, 
         return None
     has_before = all(name in before for name in names)
     terms: list[Read] = [lambda name: before[name].double()] * has_before
-    terms.append(lambda name: gradient(name) ** (2 if key.endswith("_sq") else 1))
+    terms.append(lambda name: gradient(name) ** (2 if _is_square(key) else 1))
     for more in ([], [view.before]):  # decay that is added to the gradient
-        if (not more or not key.endswith("_sq")) and (
+        if (not more or not _is_square(key)) and (
             fit := view.solve("other coefficients of moments", names, [*terms, *more], of)
         ):
             a, b, d = [0.0] * (not has_before) + fit.solved + [0.0] * (not more)
@@ -582,7 +637,7 @@ def _moments(view: View) -> Iterator[Formula]:
     )
     shown = "; ".join(
         f"{key} = {number(a)} x that before + {number(b)} x g"
-        + "^2" * key.endswith("_sq")
+        + "^2" * _is_square(key)
         + f" + {number(d)} x w" * bool(d)
         for key, (a, b, d) in own.items()
     )
@@ -593,30 +648,41 @@ def _moments(view: View) -> Iterator[Formula]:
         return
     near = 10 * view.near
     # Moments that do not differ are those of a factor of 1.
-    times = [abs(b / usual[key][1]) ** (0.5 if key.endswith("_sq") else 1) for key, (_, b, _) in own.items()]
+    times = [abs(b / usual[key][1]) ** (0.5 if _is_square(key) else 1) for key, (_, b, _) in own.items()]
     times += [1.0] * (len(usual) - len(own))
+    sign = -1 if any(b / usual[key][1] < 0 for key, (_, b, _) in own.items()) else 1
     same = all(abs(a - usual[key][0]) <= near for key, (a, *_) in own.items())
     decays = all(view.same(d, usual[key][2], 100) for key, (*_, d) in own.items())
-    if same and decays and len(_distinct(times, view)) == 1:
-        one = Fit([times[0]], fit.left, fit.values, fit.tensors)
-        yield of_clipping(view, times[0], one, f"gradient in the optimizer = {number(times[0])} x the reference's")
-    elif not decays:
+    is_factor = same and decays and len(_distinct(times, view)) == 1
+    if is_factor:
+        fit = Fit([sign * times[0]], fit.left, fit.values, fit.tensors)
+    if is_factor and not (said := _coefficients_said(view)):
+        shown_factor = f"gradient in the optimizer = {number(sign * times[0])} x the reference's"
+        yield of_clipping(view, sign * times[0], fit, shown_factor)
+    if not decays or (is_factor and not said and len(usual) > 1):
         return
-    elif (
+    if (
         view.step > view.pair.steps[0]
         and all(abs(a) < near for a, *_ in own.values())
         and all(view.same(b, usual[key][1], 10) for key, (_, b, _) in own.items())
     ):
         yield Formula("moments lost", "they begin anew", shown, fit)
     else:
-        text = "; ".join(f"{key}: {_coefficients(own[key])}, not {_coefficients(usual[key])}" for key in own)
+        text = "; ".join(f"{key}: {_coefficients(own[key], usual[key])}" for key in own)
         yield Formula("coefficients of moments", text, shown, fit)
 
 
-def _coefficients(found: tuple[float, float, float]) -> str:
-    """Return the coefficients of a moment; one, where both add up to 1, or the first step shows only one."""
-    a, b, _ = found
-    return f"{1 - b:.6g}" if abs(a + b - 1) < 1e-3 or (not a and b < 1) else f"{a:.6g} and {b:.6g}"
+def _coefficients_said(view: View) -> bool:
+    """Return whether the optimizers say that they have other coefficients."""
+    groups = [capture.shown(view.step).get("groups") or [] for capture in view.pair.captures]
+    said = [[{key: group.get(key) for key in COEFFICIENTS} for group in each] for each in groups]
+    return all(said) and said[0] != said[1]
+
+
+def _coefficients(*found: tuple[float, float, float]) -> str:
+    """Return the coefficients of a moment, then the reference's: one number, if both add up to 1 or only one shows."""
+    one = all(abs(a + b - 1) < 1e-3 or (not a and b < 1) for a, b, _ in found)
+    return ", not ".join(f"{1 - b:.6g}" if one else f"{a:.6g} and {b:.6g}" for a, b, _ in found)
 
 
 def _rate(view: View, times: float, fit: Fit) -> Formula:
@@ -667,12 +733,13 @@ def _stated(view: View) -> Iterator[Formula]:
     for name in view.names:
         for key in own[name].keys() & usual[name].keys():
             is_idle = key == "decoupled_weight_decay" and 0 in (own[name]["weight_decay"], usual[name]["weight_decay"])
+            is_idle |= key == "count" and "beta2" not in own[name]
             if own[name][key] != usual[name][key] and not is_idle:
                 text = f"{own[name][key]:.6g}, not {usual[name][key]:.6g}"
                 different.setdefault((key, text), []).append(name)
     causes = {CAUSES_OF_SETTINGS.get(key, "settings") for key, _ in different}
     shown = [
-        (f"{key} " * (len(different) > 1))
+        (f"{key} " * (len(different) > 1 or key not in CAUSES_OF_SETTINGS))
         + text
         + f" ({listed(names)})" * (len(names) < len(view.names) or not view.is_whole)
         for (key, text), names in different.items()
@@ -724,7 +791,7 @@ _OF: dict[str, tuple[Formulas, ...]] = {
     "weights": _PLAIN,
     "buffers": (*_PLAIN, _decay),
     "gradient": (*_PLAIN, _ranks, _previous, _decay, _parts_of_ranks),
-    "clipped gradient": (*_PLAIN, _by_value, _decay, _parts_of_ranks),
+    "clipped gradient": (*_PLAIN, _by_value, _clip_of_some, _decay, _parts_of_ranks),
     "optimizer state": (*_PLAIN, _moments, _decay, _parts_of_ranks),
     "update": (
         *_PLAIN,

@@ -60,7 +60,7 @@ def _tried(found: Diagnosis) -> list[str]:
 
 
 def _part(left: float) -> str:
-    return f"{left:.0%}" if left >= 0.005 else f"{left:.1g}"
+    return f"{left:.0%}" if left >= 0.005 else "less than 1%"
 
 
 def _tensors(stage: Stage) -> list[str]:

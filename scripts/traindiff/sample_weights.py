@@ -213,10 +213,11 @@ def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]
     shown = f"gradient = sum over {len(blocks)} {partition.plural} of a weight x their part of the reference's"
     each = ", ".join(f"{_label(block)}: {number(value)}" for block, value in rounded.items())
     alone = bool(lost) and len(left) == 1
-    is_of_ranks = partition.kind == "rank" or (partition.kind == "block" and view.same(left[0], len(blocks), 100))
+    differ = bool(view.pair.actual.unreduced(view.step))
+    # A rank that keeps its own gradient counts as often as there are ranks; else its samples may count alone.
+    is_of_ranks = partition.kind in ("rank", "block") and (differ or (alone and view.same(left[0], len(blocks), 100)))
     if alone and is_of_ranks:
-        same = sums.view.pair.actual.unreduced(view.step)
-        sure = partition.is_read or bool(same)
+        sure = partition.is_read or differ
         cause = "not reduced" if sure else "one rank's samples"
         counting = _label(next(block for block in blocks if block not in lost))
         text = f"only {partition.kind} {counting} of {len(blocks)} counts, {number(left[0])} times"
@@ -281,6 +282,8 @@ def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
     view, samples = sums.view, sums.samples
     stated = [capture.shown(view.step).get("max_grad_norm") for capture in view.pair.captures]
     limits = {float(each) for each in stated if each}
+    # Gradients are written before the last clipping, if there is one at the end.
+    rest = "" if view.pair.actual.tensors(f"step{view.step}/clipped") else " but the last"
     if any(name in samples.indexed for name in samples.names):
         return  # norms are of whole gradients
     parts = sums.blocks(partition)
@@ -294,7 +297,7 @@ def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
             own = len(parts) * part
             mean += own * min(1.0, limit / (float(own.norm()) + 1e-6)) / len(parts)
         for predicted, text in (
-            (last, f"after each {partition.kind}"),
+            (last, f"after each {partition.kind}{rest}"),
             (total, f"after each {partition.kind}"),
             (mean, f"of each {partition.kind} before the reduction"),
         ):

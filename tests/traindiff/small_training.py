@@ -230,7 +230,7 @@ FAULTS = {
     "times the ranks": (_means(1, 2, 1), "a factor of 2, the number of ranks along dp or the number of ranks"),
     "another order": (
         _order(2),
-        "other samples: not read: 1, 2, 3, 5; read twice, or in place of them: 19, 12, 22, 11",
+        "other samples: not read: 1, 2, 3, 5; read in place of them: 19, 12, 22, 11",
     ),
     "an order of other samples": (
         {"rows": lambda self, step: Training.rows(self, 2 - step)},
