@@ -157,6 +157,7 @@ def proofs(tmp_path_factory):
         *((f"{name}_{of}", "equal", "") for name in ("longrope", "dynamic", "llama4") for of in ("cp", "cp_ulysses")),
         *((f"{name}_packed_{of}", "equal", "") for name in ("longrope", "dynamic") for of in ("single", "cp")),
         ("llama4_packed_single", "refused", "several documents are not trained as documents one at a time"),
+        ("experts_and_sequences", "equal", ""),
         ("other_loss", "refused", "the library's own loss is"),
         ("summarization_pp", "refused", "has two stacks of layers"),
         (
