@@ -94,7 +94,6 @@ def as_published(weights):
     ("kind", "change"),
     [
         ("llama", lambda weights: {name: value.bfloat16() for name, value in weights.items()}),
-        ("llama", lambda weights: weights | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
         ("qwen3", lambda weights: {name: value for name, value in weights.items() if name != "lm_head.weight"}),
         ("mixtral", dict),
         ("gpt2", as_published),
@@ -107,6 +106,29 @@ def test_what_the_library_reads_as_the_same_model_is_taken(tmp_path, capsys, kin
     found = models.state(create(tmp_path))
     assert all(value.allclose(found[name], atol=1e-3) for name, value in expected.items())
     assert "note:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("llama", "model.layers.0.self_attn.rotary_emb.inv_freq"), ("glm4_moe", "model.layers.46.eh_proj.weight")],
+)
+def test_weights_that_the_library_ignores_are_named(tmp_path, capsys, kind, name):
+    config = tiny_config.tiny(CONFIG_MAPPING[kind]())
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file(load_file(path) | {name: torch.ones(4)}, path, metadata={"format": "pt"})
+    create(tmp_path)
+    assert (
+        capsys.readouterr().out == f"note: {type(config).__name__[:-6]}ForCausalLM does not use {name} of {tmp_path}\n"
+    )
+
+
+def test_only_what_the_library_ties_has_to_be_one(tmp_path):
+    config = tiny_config.tiny(CONFIG_MAPPING["t5gemma"]())  # two embeddings, of which one is the output layer
+    transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path)
+    model = _transformers.create("summarization", str(tmp_path), {}, pretrained=True)
+    assert model.get_output_embeddings().weight is model.get_decoder().get_input_embeddings().weight
+    assert model.get_output_embeddings().weight is not model.get_input_embeddings().weight
 
 
 @pytest.mark.parametrize(
@@ -203,6 +225,23 @@ def test_a_config_that_describes_no_model_is_one_sentence(tmp_path, monkeypatch,
         assert "\n" not in said
         assert str(folder) in said
         assert tempfile.gettempdir() not in said.replace(str(folder), "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "words"),
+    [
+        ("olmo3", {"num_key_value_heads": 3}, "(4) must match the size of tensor b (3)"),
+        ("solar_open", {"n_group": 3}, "shape '[-1, 3, 1]' is invalid for input of size "),
+        ("resnet", {}, None),
+        ("longcat_flash", {}, None),  # which fake tensors do not run through
+    ],
+)
+def test_sizes_that_the_library_cannot_run_are_refused(tmp_path, kind, keys, words):
+    config = tiny_config.tiny(CONFIG_MAPPING[kind]())
+    vars(config).update(keys)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=rf"^{tmp_path}: .*{re.escape(words)}") if words else nullcontext():
+        _transformers.check(tiny_config.task_of(config), str(tmp_path), {})
 
 
 def test_heads_that_differ_by_layer_are_read_of_each_layer(tmp_path):

@@ -19,17 +19,19 @@ from transformers.modeling_rope_utils import RopeParameters
 from transformers.utils import logging
 
 from shardlab.errors import UserError
-from shardlab.models._library_chain import as_chain
+from shardlab.models._library_chain import as_chain, example, on_fake_tensors
 from shardlab.models._positions import Largest, follow
 from shardlab.models._sequence import largest_of
 from shardlab.models.declared import layer_lists
 from shardlab.patches.torch_modules import around_forward
+from shardlab.patches.transformers_values import grouped_experts, no_packed_samples, unexpected_weights
 from shardlab.settings.pretrained import read_keys
 from shardlab.settings.types import CAUSAL, DECLARED
 
 # The library imports torchao, which warns of kernels for other machines; and PyTorch of how torchao declares its types.
 for noisy in ("torchao", "torch.utils._pytree"):
     standard_logging.getLogger(noisy).setLevel(standard_logging.ERROR)
+standard_logging.getLogger("torch._subclasses.fake_tensor").setLevel(standard_logging.CRITICAL)  # it also raises them
 
 CLASSES = {
     **dict.fromkeys(CAUSAL, ("AutoModelForCausalLM", ("input_ids",))),
@@ -67,19 +69,21 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     config.use_cache = False
     auto = getattr(transformers, name)
     loaded: dict[str, Any] = {}
+    unexpected: set[str] = set()
     try:
         if pretrained:
-            model, loaded = auto.from_pretrained(
-                folder,
-                config=config,
-                dtype=torch.float32,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                # Otherwise the library names weights of another shape in its log alone.
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
+            with unexpected_weights(unexpected):
+                model, loaded = auto.from_pretrained(
+                    folder,
+                    config=config,
+                    dtype=torch.float32,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    # Otherwise the library names weights of another shape in its log alone.
+                    ignore_mismatched_sizes=True,
+                    output_loading_info=True,
+                )
         else:
             model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except Exception as error:  # each class checks in its own way
@@ -97,7 +101,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             f"trains; set {ROUTER_LOSS} to false, there or under `model:` of the workload's size."
         )
     if pretrained:
-        _check_weights(folder, model, loaded, task)
+        _check_weights(folder, model, loaded, unexpected, task)
     # In its class, not by a wrapper around the model: the weights keep the names that the library knows.
     largest, lists = Largest(), layer_lists(model)
     follow(model, [layer for name in lists for layer in model.get_submodule(name).children()], largest)
@@ -108,24 +112,38 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
 
 
 def check(task: str, folder: str, args: dict[str, Any]) -> None:
-    """Check that a folder's config.json describes a model of its true sizes, without memory for them.
+    """Check that a folder's config.json describes a model of its true sizes that runs, without memory for them.
 
     Raises:
-        UserError: see ``create``.
+        UserError: see ``create``; or shapes do not fit together in a forward pass.
     """
     with torch.device("meta"):
-        create(task, folder, args, pretrained=False)
+        model = create(task, folder, args, pretrained=False).eval()
+    try:
+        with torch.no_grad(), grouped_experts(), no_packed_samples(), on_fake_tensors(model):
+            model(*[example(model)] * len(CLASSES[task][1]))
+    except Exception as error:  # of fake tensors, too, where the library reads values: that decides nothing
+        if type(error) in (RuntimeError, ValueError) and OF_SHAPES.search(str(error)):
+            raise UserError(
+                f"{folder}: the library cannot run the {type(model).__name__} that its config.json and the keys under "
+                f"`model:` describe: {_reason(error, {})}; correct the sizes."
+            ) from error
 
 
+OF_SHAPES = re.compile("size|shape|dimension|range")
+"""In errors of shapes that do not fit together."""
 SHOWN = 3
 """Names in a sentence."""
 CONSTANTS = re.compile(r"(.*\.)?(position_ids|masked_bias)")
 """Buffers that earlier versions of the library saved."""
+MASKS = re.compile(r".*(attn|attention)\.bias")
+"""Such buffers by names that weights of other models have: constants where the library ignores them."""
 
 
-def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], task: str) -> None:
-    """Check what the library reports of loading a folder's weights; print a note if a classifier's head is new."""
-    config = model.config.get_text_config()
+def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpected: set[str], task: str) -> None:
+    """Check what the library reports of loading a folder's weights, and all that were ``unexpected`` to it; print notes
+    on those that are not used, and if a classifier's head is new.
+    """
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     theirs = {name: tuple(found) for name, found, _ in loaded["mismatched_keys"]}
     missing = {*loaded["missing_keys"]}
@@ -136,6 +154,9 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], task: str
         outside = [name for name in missing | theirs.keys() if not name.startswith(inside)]
         new = {name for name in outside if shapes[name] == (labels, *theirs.get(name, shapes[name])[1:])}
         unknown = {name for name in unknown if "pooler." not in name}  # of the task before
+    buffers = tuple(name for name, _ in model.named_buffers())  # a file may have them without the model's prefix
+    unused = {name for name in unexpected - unknown if not any(each.endswith(name) for each in buffers)}
+    unused = {name for name in unused if not (CONSTANTS.fullmatch(name) or MASKS.fullmatch(name))}
     others = {f"{name} is {theirs[name]}, in the model {shapes[name]}" for name in theirs.keys() - new}
     kinds = {"missing": missing - new, "unknown to the model": unknown, "of another shape": others}
     if wrong := [f"{len(names)} {kind} ({_first(names)})" for kind, names in kinds.items() if names]:
@@ -147,14 +168,15 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], task: str
         )
     if infinite := {name for name, value in model.named_parameters() if not value.isfinite().all()}:
         raise UserError(f"the weights in {folder} are not finite ({_first(infinite)}); make that folder again.")
-    ends = [
-        end.weight for end in (model.get_input_embeddings(), model.get_output_embeddings()) if hasattr(end, "weight")
-    ]
-    if getattr(config, "tie_word_embeddings", False) and len(ends) > 1 and ends[0] is not ends[1]:
-        raise UserError(
-            f"{folder}: its config.json ties the output layer to the embedding (tie_word_embeddings), and its weights "
-            "have other values for each; set tie_word_embeddings to false, or remove the output layer's weights."
-        )
+    every = dict(model.named_parameters(remove_duplicate=False))
+    for tied, to in model.get_expanded_tied_weights_keys(all_submodels=True).items():
+        if tied in every and every[tied] is not every.get(to, every[tied]):
+            raise UserError(
+                f"{folder}: its config.json ties {tied} to {to} (tie_word_embeddings), and its weights have other "
+                f"values for each; set tie_word_embeddings to false, or remove {tied} from the weights."
+            )
+    if unused:
+        print(f"note: {type(model).__name__} does not use {_first(unused)} of {folder}")
     if new:
         print(f"note: {_first(new)} of {folder} are drawn anew, for the {model.config.num_labels} classes of the data")
 
