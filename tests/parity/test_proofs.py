@@ -89,6 +89,16 @@ def test_what_a_proof_does_not_show_is_said():
     ]
 
 
+def test_lengths_are_those_that_the_model_reads():
+    config = transformers.Gemma3TextConfig(use_bidirectional_attention=True)
+    config.sliding_window = 32  # of which the library writes another number
+    assert tiny_config.about(config) == ["of sequences that exceed: sliding_window 32"]
+    config = transformers.LlamaConfig(sliding_window=16)
+    assert tiny_config.about(config, unread=["sliding_window"]) == [
+        "keys of config.json without effect: sliding_window"
+    ]
+
+
 @pytest.mark.parametrize(("parts", "heads"), [(2, 2), (8, 2), (16, 1)])
 def test_key_heads_that_are_fewer_than_the_ranks_are_so_in_a_proof(parts, heads, tmp_path):
     tiny_config.write(transformers.LlamaConfig(num_key_value_heads=8), tmp_path, parts)

@@ -196,6 +196,7 @@ FAULTY = [
             ("attention_bais", "attention_bias", True),
             ("rope_scalling", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
             ("rope_thetta", "rope_theta", 5e5),
+            ("hidden_activation", "hidden_act", "gelu"),
         )
     ),
     (LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_thetta": 5e5}}, "did you mean rope_theta?"),
@@ -321,6 +322,7 @@ PUBLISHED = [
     {"model_type": "gpt_oss", "experts_per_token": 4, "num_experts_per_tok": 4, "initial_context_length": 4096},
     {"model_type": "mamba2", "time_step_scale": 1.0, "time_step_max": 0.1, "rms_norm": True},
     {"model_type": "bart", "classif_dropout": 0.1, "classifier_dropout": 0.0, "normalize_embedding": True},
+    {"model_type": "glm_moe_dsa", "index_topk_freq": 4, "index_skip_topk_offset": 3},
     {"model_type": "smollm3", "pretraining_tp": 2, "max_window_layers": 28, "no_rope_layer_interval": 4},
 ]
 """Keys without effect of published files, with those next to them that have one."""
@@ -333,6 +335,27 @@ def test_keys_of_published_files_are_taken_also_as_the_library_writes_them(tmp_p
     for saved in (config, tiny_config.tiny(config)):
         saved.save_pretrained(tmp_path)
         _transformers.configuration(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("keys", "unread"),
+    [
+        (
+            LLAMA | {"rms_norm_eps": 1e-6, "rms_norm_epsilon": 1e-3, "num_kv_heads": 2, "torch_dtype": "bfloat16"},
+            ["rms_norm_epsilon", "num_kv_heads"],
+        ),
+        (
+            LLAMA | {"sliding_window": 16, "rope_scaling": {"type": "linear", "factor": 2.0, "beta_fats": 32}},
+            ["sliding_window", "rope_scaling.beta_fats"],
+        ),
+        ({"model_type": "t5gemma", "encoder": {"sliding_window": 16, "sliding_windw": 8}}, ["encoder.sliding_windw"]),
+        ({"model_type": "qwen3_moe", "head_dim": 64, "mlp_only_layers": []}, []),  # head_dim is no field
+    ],
+)
+def test_keys_that_nothing_reads_are_found(tmp_path, keys, unread):
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    task = "summarization" if "encoder" in keys else "language_modelling"
+    assert _transformers.unread(task, str(tmp_path), {}) == unread
 
 
 def test_what_the_library_writes_has_no_misspelled_key():

@@ -1,12 +1,13 @@
 """Models of the transformers library (huggingface.co/docs/transformers), from the folder of their config.json."""
 
 import dataclasses
+import inspect
 import logging as standard_logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,70 @@ num_kv_heads is; published files have other values for which no model of this li
 """
 
 
+def unread(task: str, folder: str, args: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a folder's config.json, with ``args`` over them, that have no effect on a training.
+
+    The library takes any key, as an attribute; a model's code may ask for those that are no fields.
+    """
+    with torch.device("meta"):
+        model: Any = create(task, folder, {**args}, pretrained=False)
+    kinds = frozenset(map(type, (model.config, *vars(model.config).values(), *model.modules())))
+    keys = _without_field(model.config, _written(folder, args))
+    return [f"{place}{key}" for place, key in keys if not _is_read(key, kinds)]
+
+
+def _is_read(key: str, kinds: frozenset[type]) -> bool:
+    """Return whether the code of the library's classes asks for a key."""
+    return bool(re.search(rf"(config|self)\.{re.escape(key)}\b|[\"']{re.escape(key)}[\"']", _code(kinds)))
+
+
+@cache
+def _code(kinds: frozenset[type]) -> str:
+    modules = {base.__module__ for kind in kinds for base in kind.__mro__}
+    return "\n".join(inspect.getsource(sys.modules[name]) for name in modules if name.startswith(READING))
+
+
+READING = ("transformers.models.", "transformers.configuration_utils", "transformers.modeling_rope_utils")
+"""Modules whose code asks for keys of their models' configurations."""
+READ_OF_ANY = ("is_causal", "initializer_range", "initializer_factor", "init_std", "quantization_config", "auto_map")
+"""Begins of keys that the library reads of any configuration, or that say nothing of a model."""
+
+
+def _without_field(config: PreTrainedConfig, values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the keys of a config.json that their class has no field for, and where they are."""
+    for key, value in values.items():
+        own = vars(config).get(key)
+        if isinstance(value, dict) and isinstance(own, PreTrainedConfig):
+            yield from _without_field(own, value, f"{place}{key}.")
+        elif isinstance(value, dict) and key in ("rope_scaling", "rope_parameters"):
+            yield from _unknown_of_positions(value, f"{place}{key}.")
+        elif _is_ignored(config, key) and value is not None and not key.startswith(("_", *READ_OF_ANY)):
+            yield place, key
+
+
+def _unknown_of_positions(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the same of rotary positions, which some models have for each kind of layers."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _unknown_of_positions(value, f"{place}{key}.")
+        elif key not in RopeParameters.__annotations__:
+            yield place, key
+
+
+def _is_ignored(config: PreTrainedConfig, key: str) -> bool:
+    """Return whether a key is no field of a configuration and nothing that its class asks for, but an attribute that
+    any other could be.
+    """
+    kind = type(config)
+    names = {field.name for field in dataclasses.fields(kind)} | kind.attribute_map.keys()
+    known = key in names or key not in vars(config) or hasattr(kind, key) or key.endswith("_token_id")
+    return not (known or _is_read(key, frozenset([kind])))
+
+
+SPELLED = 8
+"""Letters of a key that another one may spell out."""
+
+
 def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the keys of a config.json that have no effect, each with the key that was probably meant: it is not written
     and has another value.
@@ -250,14 +315,20 @@ def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator
             yield from _misspelled(vars(config)[key], value)
         if isinstance(value, dict) and key in ("rope_scaling", "rope_parameters"):
             yield from _misspelled_positions(value)
-        if key in names or key not in vars(config) or hasattr(kind, key) or key.endswith("_token_id"):
+        if not _is_ignored(config, key):
             continue
         cutoff = CLOSE_NUMBER if type(value) is int else CLOSE
         earlier = [name for name in EARLIER if "rope_parameters" in names and name not in values]
         close = get_close_matches(key, free, n=1, cutoff=cutoff) + get_close_matches(key, earlier, n=1, cutoff=CLOSE)
+        close += [name for name in free if _spells_out(key, name)]
         meant = next(iter(close), None)
         if meant and vars(config).get(kind.attribute_map.get(meant, meant)) != value:
             yield key, meant
+
+
+def _spells_out(key: str, short: str) -> bool:
+    """Return whether a key has its last word longer than another one: hidden_activation and hidden_act."""
+    return len(short) >= SPELLED and key.startswith(short) and "_" not in key.removeprefix(short)
 
 
 def _misspelled_positions(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ blocks, positions) becomes smaller than a proof's sequence, so that there are to
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,13 +135,15 @@ def tiny(config: PreTrainedConfig, *, fill: bool = False, longest: int | None = 
     return made[few != many]  # a model with a table of positions has none beyond
 
 
-def about(config: PreTrainedConfig, longest: int | None = None) -> list[str]:
+def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence[str] = ()) -> list[str]:
     """Return sentences on what a tiny model of this configuration shows: the lengths that its sequences exceed; and on
-    what it does not: rates of dropout, and numbers of which no rule knows whether tokens are counted with them.
+    what it does not: keys without effect, rates of dropout, and numbers of which no rule knows whether tokens are
+    counted with them.
 
-    ``longest``: see ``tiny``.
+    ``longest``: see ``tiny``. ``unread``: the keys without effect.
     """
-    values = dict.fromkeys(_numbers(config.to_dict()))
+    without_effect = {name.rpartition(".")[2] for name in unread}
+    values = {(key, value): None for key, value in _numbers(_values(config)) if key not in without_effect}
     lengths = [pattern for pattern, _ in LENGTHS if "budget" not in pattern and "blocks" not in pattern]
     exceeded = [
         f"{key} {value}"
@@ -159,11 +161,23 @@ def about(config: PreTrainedConfig, longest: int | None = None) -> list[str]:
         and not any(each.fullmatch(key) for each in known)
     ]
     sentences = {
+        "keys of config.json without effect": unread,
         "of sequences that exceed": exceeded,
         "not exercised, as no rule knows whether it is a length": unknown,
         "proven without dropout": rates,
     }
     return [f"{sentence}: {', '.join(found)}" for sentence, found in sentences.items() if found]
+
+
+def _values(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return a configuration's keys with the values that its model reads: some classes write others."""
+    found = config.to_dict()
+    for key, value in vars(config).items():
+        if isinstance(value, PreTrainedConfig):
+            found[key] = _values(value)
+        elif key in found and isinstance(value, int | float):
+            found[key] = value
+    return found
 
 
 def _numbers(values: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, float]]:
