@@ -19,9 +19,10 @@ from shardlab import models
 from shardlab.cli import check_model
 from shardlab.errors import UserError
 from shardlab.models import _transformers, contents
+from shardlab.models._library_chain import on_fake_tensors
 from shardlab.models.declared import completed
 from shardlab.proof import of_workload, tiny_config
-from shardlab.proof.tiny_runs import tiny_run
+from shardlab.proof.tiny_runs import Written, tiny_run
 from shardlab.settings import load
 
 LLAMA = transformers_models.SIZES | {"model_type": "llama"}
@@ -256,11 +257,22 @@ def test_heads_that_differ_by_layer_are_read_of_each_layer(tmp_path):
     assert contents.inspect(completed(run, model), model)["indivisible"] == ["num_attention_heads 3"]
 
 
-def test_a_folder_that_the_caller_has_never_seen_is_not_named(tmp_path, monkeypatch):
-    transformers.CLIPConfig().save_pretrained(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["check-model", str(tmp_path), "--strategies", "fsdp"])
-    with pytest.raises(UserError, match=rf"^{tmp_path}: its config\.json \(CLIPConfig\) has no key image_size"):
-        check_model.main()
+@pytest.mark.parametrize("kind", ["resnet", "convnextv2", "clip"])
+def test_a_tiny_classifier_takes_its_pictures(tmp_path, kind):
+    tiny_config.write(CONFIG_MAPPING[kind](), tmp_path)
+    run = tiny_run(tmp_path, "single", written=Written([], {}, "classification"))
+    model = models.build(run.model, run.task, torch.float32)
+    with on_fake_tensors(model.eval()), torch.no_grad():
+        side = run.data.options["image_size"]
+        assert model(torch.zeros(2, 3, side, side)).shape == (2, 2)
+
+
+def test_a_size_of_pictures_is_a_key_of_models_that_have_one(tmp_path):
+    for kind in ("resnet", "clip"):
+        CONFIG_MAPPING[kind]().save_pretrained(tmp_path / kind)
+    _transformers.check("classification", str(tmp_path / "resnet"), {"classes": 5, "image_size": 32})
+    with pytest.raises(UserError, match=r"config\.json \(CLIPConfig\) has no key image_size"):  # its parts have
+        _transformers.check("classification", str(tmp_path / "clip"), {"classes": 5, "image_size": 32})
 
 
 def test_sizes_that_nobody_foresaw_are_one_sentence(tmp_path, monkeypatch):

@@ -62,6 +62,8 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     name, inputs = CLASSES[task]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config, unknown = configuration(folder, args)
+    if '"image_size"' not in config.to_json_string(use_diff=False):
+        unknown.pop("image_size", None)  # of the data: convolutions take pictures of any size
     if unknown:
         raise UserError(
             f"{folder}: its config.json ({type(config).__name__}) has no key {min(unknown)}; "
