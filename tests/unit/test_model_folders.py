@@ -163,7 +163,7 @@ def test_weights_in_several_files_are_taken_and_a_missing_one_is_named(tmp_path)
     transformers.LlamaForCausalLM(transformers_models.CONFIGS["llama"]).save_pretrained(tmp_path, max_shard_size="20KB")
     create(tmp_path)
     (tmp_path / "model-00001-of-00006.safetensors").unlink()
-    with pytest.raises(UserError, match=r"model-00001-of-00006\.safetensors; correct"):
+    with pytest.raises(UserError, match=r"model-00001-of-00006\.safetensors; copy that file into the folder, or"):
         create(tmp_path)
 
 
@@ -244,6 +244,19 @@ def test_sizes_that_the_library_cannot_run_are_refused(tmp_path, kind, keys, wor
     config.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=rf"^{tmp_path}: .*{re.escape(words)}") if words else nullcontext():
         _transformers.check(tiny_config.task_of(config), str(tmp_path), {})
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"torch_dtype": "bfloat16"}, "^torch_dtype under `model:` has no effect: weights "),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, ": rope_parameters has no full_attention, and "),
+    ],
+)
+def test_keys_of_a_workload_that_fit_no_model_are_refused(tmp_path, keys, words):
+    tiny_config.write(CONFIG_MAPPING["olmo3"](), tmp_path)
+    with pytest.raises(UserError, match=words):
+        _transformers.check("language_modelling", str(tmp_path), keys)
 
 
 def test_heads_that_differ_by_layer_are_read_of_each_layer(tmp_path):

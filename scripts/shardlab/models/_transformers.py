@@ -60,6 +60,11 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     if task not in CLASSES:
         raise UserError(f"task {task} has no transformers models; tasks that do: {', '.join(CLASSES)}.")
     name, inputs = CLASSES[task]
+    if ignored := {"dtype", "torch_dtype"} & args.keys():
+        raise UserError(
+            f"{min(ignored)} under `model:` has no effect: weights have the type of the recipe; remove it, or set "
+            "recipe.dtype."
+        )
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config, unknown = configuration(folder, args)
     if '"image_size"' not in config.to_json_string(use_diff=False):
@@ -93,9 +98,12 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
         reason = _reason(error, _written(folder, args))
         if "Unrecognized configuration class" in reason:
             reason = f"the library has none of type {config.model_type}"
+        remedy = "correct its config.json or the keys under `model:`"
+        if isinstance(error, OSError):
+            remedy = "copy that file into the folder"
         raise UserError(
-            f"{folder} cannot be read as a model for {task} ({name}): {reason}; correct its config.json or the keys "
-            "under `model:`, or name a folder written by save_pretrained."
+            f"{folder} cannot be read as a model for {task} ({name}): {reason}; {remedy}, or name a folder written by "
+            "save_pretrained."
         ) from error
     adds_loss = hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func")
     if adds_loss and getattr(config.get_text_config(), ROUTER_LOSS, False):
@@ -353,6 +361,8 @@ def _reason(error: Exception, values: Mapping[str, Any]) -> str:
         wrong = error.args[0] if isinstance(error, KeyError) else 0
         if keys := [key for key in _keys_with(wrong, values) if not key.endswith("_token_id")]:
             return f"{' or '.join(keys)} cannot be {wrong!r}"
+        if str(wrong).endswith("_attention") and wrong not in (values.get("rope_parameters") or [wrong]):
+            return f"rope_parameters has no {wrong}, and each kind of its layers needs its own"
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].rstrip(".:")
 
