@@ -15,7 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from helpers.common import ROOT
 from shardlab.errors import UserError
 from shardlab.models._transformers import configuration
-from shardlab.proof import tiny_config
+from shardlab.proof import proof_table, tiny_config
 from shardlab.proof.tiny_runs import LENGTH, Written, tiny_run
 from shardlab.settings import load
 
@@ -87,6 +87,11 @@ def test_what_a_proof_does_not_show_is_said():
         "not exercised, as no rule knows whether it is a length: sparse_span 96",
         "proven without dropout: attention_dropout 0.1, residual_dropout 0.1",
     ]
+
+
+def test_an_axis_of_an_equal_strategy_is_not_to_be_left_out():
+    assert proof_table.remedy("fsdp_ep_cp", ["ep", "cp"]) == "use ep, cp"
+    assert "leave `ep` out, or use cp" in proof_table.remedy("fsdp_ep_cp", ["cp"])
 
 
 def test_lengths_are_those_that_the_model_reads():

@@ -6,12 +6,12 @@ from shardlab.proof.prove import Proof
 from shardlab.settings import load
 
 REMEDIES = {
-    "tp": "the plan that the library declares lacks it or splits it wrongly: write the whole plan under `tensor:`, right",
+    "tp": "the plan that the library declares lacks it or splits it wrongly: write a whole one under `tensor:`",
     "ep": "the experts are not split as the model computes them: leave `ep` out",
     "cp": "the model looks beyond its part of the sequence in a way that cp does not know: leave `cp` out",
     "pp": "a stage gets less than the layers read: leave `pp` out",
 }
-"""Axis of a strategy that differs: what to do."""
+"""Axis of a strategy that differs, and of none that is equal: what to do."""
 
 
 HEAD = "strategy        verdict    apart  weights   time  reason"

@@ -217,7 +217,7 @@ def _look(config: Any) -> tuple[list[torch.Size], bool]:
 def _takes_pictures(config: Any) -> bool:
     """Return whether a model takes pictures of its own size: strides may leave nothing of small ones."""
     with torch.device("meta"):
-        model = transformers.AutoModelForImageClassification.from_config(config).eval()
+        model: Any = getattr(transformers, CLASSES["classification"][0]).from_config(config).eval()
     try:
         with torch.no_grad(), on_fake_tensors(model):
             model(example(model))
