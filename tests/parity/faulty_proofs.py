@@ -147,7 +147,10 @@ SCALED = {
     "llama4": transformers.Llama4TextConfig(attn_temperature_tuning=True, moe_layers=[1, 3]),
 }
 """Models that compute from the largest position, or from the number of positions, that they are given."""
-OTHER_LOSS = transformers.BambaConfig(z_loss_coefficient=0.1)
+OTHERS = {
+    "other_loss": ("ddp", transformers.BambaConfig(z_loss_coefficient=0.1)),
+    "experts_and_sequences": ("fsdp_ep_cp", transformers.MixtralConfig()),
+}
 
 
 def of_positions():
@@ -161,10 +164,12 @@ def of_positions():
             rows = Written([], {}, "instruction_tuning")
             for proof in prove.prove(Path(folder), dict.fromkeys(("single", "cp")), rows):
                 found[f"{name}_packed_{proof.strategy}"] = [proof.verdict, proof.reason]
-    with tempfile.TemporaryDirectory() as folder:
-        tiny_config.write(OTHER_LOSS, Path(folder))
-        (proof,) = prove.prove(Path(folder), {"ddp": None})
-    return found | {"other_loss": [proof.verdict, proof.reason]}
+    for name, (strategy, config) in OTHERS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            tiny_config.write(config, Path(folder))
+            (proof,) = prove.prove(Path(folder), {strategy: None})
+            found[name] = [proof.verdict, proof.reason]
+    return found
 
 
 def packed(folder, mixed, kept):

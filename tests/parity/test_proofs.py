@@ -18,7 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from helpers.common import ROOT
 from shardlab.errors import UserError
 from shardlab.models._transformers import configuration
-from shardlab.proof import prove, step_on_ranks, tiny_config
+from shardlab.proof import proof_table, prove, step_on_ranks, tiny_config
 from shardlab.proof.step_on_ranks import GRADIENT, LOSS, NORM, UPDATED, Difference, RankStep
 from shardlab.proof.tiny_runs import LENGTH, Written, tiny_run
 from shardlab.proof.warm_ranks import Answer
@@ -91,6 +91,21 @@ def test_what_a_proof_does_not_show_is_said():
     assert tiny_config.about(config) == [
         "not exercised, as no rule knows whether it is a length: sparse_span 96",
         "proven without dropout: attention_dropout 0.1, residual_dropout 0.1",
+    ]
+
+
+def test_an_axis_of_an_equal_strategy_is_not_to_be_left_out():
+    assert proof_table.remedy("fsdp_ep_cp", ["ep", "cp"]) == "use ep, cp"
+    assert "leave `ep` out, or use cp" in proof_table.remedy("fsdp_ep_cp", ["cp"])
+
+
+def test_lengths_are_those_that_the_model_reads():
+    config = transformers.Gemma3TextConfig(use_bidirectional_attention=True)
+    config.sliding_window = 32  # of which the library writes another number
+    assert tiny_config.about(config) == ["of sequences that exceed: sliding_window 32"]
+    config = transformers.LlamaConfig(sliding_window=16)
+    assert tiny_config.about(config, unread=["sliding_window"]) == [
+        "keys of config.json without effect: sliding_window"
     ]
 
 
@@ -203,6 +218,7 @@ def proofs(tmp_path_factory):
         *((f"{name}_{of}", "equal", "") for name in ("longrope", "dynamic", "llama4") for of in ("cp", "cp_ulysses")),
         *((f"{name}_packed_{of}", "equal", "") for name in ("longrope", "dynamic") for of in ("single", "cp")),
         ("llama4_packed_single", "refused", "several documents are not trained as documents one at a time"),
+        ("experts_and_sequences", "equal", ""),
         ("other_loss", "refused", "the library's own loss is"),
         ("summarization_pp", "refused", "has two stacks of layers"),
         (

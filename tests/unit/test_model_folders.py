@@ -19,9 +19,10 @@ from shardlab import models
 from shardlab.cli import check_model
 from shardlab.errors import UserError
 from shardlab.models import _transformers, contents
+from shardlab.models._library_chain import on_fake_tensors
 from shardlab.models.declared import completed
 from shardlab.proof import of_workload, tiny_config
-from shardlab.proof.tiny_runs import tiny_run
+from shardlab.proof.tiny_runs import Written, tiny_run
 from shardlab.settings import load
 
 LLAMA = transformers_models.SIZES | {"model_type": "llama"}
@@ -94,7 +95,6 @@ def as_published(weights):
     ("kind", "change"),
     [
         ("llama", lambda weights: {name: value.bfloat16() for name, value in weights.items()}),
-        ("llama", lambda weights: weights | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
         ("qwen3", lambda weights: {name: value for name, value in weights.items() if name != "lm_head.weight"}),
         ("mixtral", dict),
         ("gpt2", as_published),
@@ -107,6 +107,29 @@ def test_what_the_library_reads_as_the_same_model_is_taken(tmp_path, capsys, kin
     found = models.state(create(tmp_path))
     assert all(value.allclose(found[name], atol=1e-3) for name, value in expected.items())
     assert "note:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("llama", "model.layers.0.self_attn.rotary_emb.inv_freq"), ("glm4_moe", "model.layers.46.eh_proj.weight")],
+)
+def test_weights_that_the_library_ignores_are_named(tmp_path, capsys, kind, name):
+    config = tiny_config.tiny(CONFIG_MAPPING[kind]())
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file(load_file(path) | {name: torch.ones(4)}, path, metadata={"format": "pt"})
+    create(tmp_path)
+    assert (
+        capsys.readouterr().out == f"note: {type(config).__name__[:-6]}ForCausalLM does not use {name} of {tmp_path}\n"
+    )
+
+
+def test_only_what_the_library_ties_has_to_be_one(tmp_path):
+    config = tiny_config.tiny(CONFIG_MAPPING["t5gemma"]())  # two embeddings, of which one is the output layer
+    transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path)
+    model = _transformers.create("summarization", str(tmp_path), {}, pretrained=True)
+    assert model.get_output_embeddings().weight is model.get_decoder().get_input_embeddings().weight
+    assert model.get_output_embeddings().weight is not model.get_input_embeddings().weight
 
 
 @pytest.mark.parametrize(
@@ -140,7 +163,7 @@ def test_weights_in_several_files_are_taken_and_a_missing_one_is_named(tmp_path)
     transformers.LlamaForCausalLM(transformers_models.CONFIGS["llama"]).save_pretrained(tmp_path, max_shard_size="20KB")
     create(tmp_path)
     (tmp_path / "model-00001-of-00006.safetensors").unlink()
-    with pytest.raises(UserError, match=r"model-00001-of-00006\.safetensors; correct"):
+    with pytest.raises(UserError, match=r"model-00001-of-00006\.safetensors; copy that file into the folder, or"):
         create(tmp_path)
 
 
@@ -177,6 +200,7 @@ FAULTY = [
             ("attention_bais", "attention_bias", True),
             ("rope_scalling", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
             ("rope_thetta", "rope_theta", 5e5),
+            ("hidden_activation", "hidden_act", "gelu"),
         )
     ),
     (LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_thetta": 5e5}}, "did you mean rope_theta?"),
@@ -208,6 +232,36 @@ def test_a_config_that_describes_no_model_is_one_sentence(tmp_path, monkeypatch,
         assert tempfile.gettempdir() not in said.replace(str(folder), "")
 
 
+@pytest.mark.parametrize(
+    ("kind", "keys", "words"),
+    [
+        ("olmo3", {"num_key_value_heads": 3}, "(4) must match the size of tensor b (3)"),
+        ("solar_open", {"n_group": 3}, "shape '[-1, 3, 1]' is invalid for input of size "),
+        ("resnet", {}, None),
+        ("longcat_flash", {}, None),  # which fake tensors do not run through
+    ],
+)
+def test_sizes_that_the_library_cannot_run_are_refused(tmp_path, kind, keys, words):
+    config = tiny_config.tiny(CONFIG_MAPPING[kind]())
+    vars(config).update(keys)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=rf"^{tmp_path}: .*{re.escape(words)}") if words else nullcontext():
+        _transformers.check(tiny_config.task_of(config), str(tmp_path), {})
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"torch_dtype": "bfloat16"}, "^torch_dtype under `model:` has no effect: weights "),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, ": rope_parameters has no full_attention, and "),
+    ],
+)
+def test_keys_of_a_workload_that_fit_no_model_are_refused(tmp_path, keys, words):
+    tiny_config.write(CONFIG_MAPPING["olmo3"](), tmp_path)
+    with pytest.raises(UserError, match=words):
+        _transformers.check("language_modelling", str(tmp_path), keys)
+
+
 def test_heads_that_differ_by_layer_are_read_of_each_layer(tmp_path):
     tiny_config.write(CONFIG_MAPPING["dots3_note_text"](), tmp_path, tensor_parts=2)
     config, _ = _transformers.configuration(tmp_path, {})
@@ -219,11 +273,22 @@ def test_heads_that_differ_by_layer_are_read_of_each_layer(tmp_path):
     assert contents.inspect(completed(run, model), model)["indivisible"] == ["num_attention_heads 3"]
 
 
-def test_a_folder_that_the_caller_has_never_seen_is_not_named(tmp_path, monkeypatch):
-    transformers.CLIPConfig().save_pretrained(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["check-model", str(tmp_path), "--strategies", "fsdp"])
-    with pytest.raises(UserError, match=rf"^{tmp_path}: its config\.json \(CLIPConfig\) has no key image_size"):
-        check_model.main()
+@pytest.mark.parametrize("kind", ["resnet", "convnextv2", "clip"])
+def test_a_tiny_classifier_takes_its_pictures(tmp_path, kind):
+    tiny_config.write(CONFIG_MAPPING[kind](), tmp_path)
+    run = tiny_run(tmp_path, "single", written=Written([], {}, "classification"))
+    model = models.build(run.model, run.task, torch.float32)
+    with on_fake_tensors(model.eval()), torch.no_grad():
+        side = run.data.options["image_size"]
+        assert model(torch.zeros(2, 3, side, side)).shape == (2, 2)
+
+
+def test_a_size_of_pictures_is_a_key_of_models_that_have_one(tmp_path):
+    for kind in ("resnet", "clip"):
+        CONFIG_MAPPING[kind]().save_pretrained(tmp_path / kind)
+    _transformers.check("classification", str(tmp_path / "resnet"), {"classes": 5, "image_size": 32})
+    with pytest.raises(UserError, match=r"config\.json \(CLIPConfig\) has no key image_size"):  # its parts have
+        _transformers.check("classification", str(tmp_path / "clip"), {"classes": 5, "image_size": 32})
 
 
 def test_sizes_that_nobody_foresaw_are_one_sentence(tmp_path, monkeypatch):
@@ -285,6 +350,7 @@ PUBLISHED = [
     {"model_type": "gpt_oss", "experts_per_token": 4, "num_experts_per_tok": 4, "initial_context_length": 4096},
     {"model_type": "mamba2", "time_step_scale": 1.0, "time_step_max": 0.1, "rms_norm": True},
     {"model_type": "bart", "classif_dropout": 0.1, "classifier_dropout": 0.0, "normalize_embedding": True},
+    {"model_type": "glm_moe_dsa", "index_topk_freq": 4, "index_skip_topk_offset": 3},
     {"model_type": "smollm3", "pretraining_tp": 2, "max_window_layers": 28, "no_rope_layer_interval": 4},
 ]
 """Keys without effect of published files, with those next to them that have one."""
@@ -297,6 +363,27 @@ def test_keys_of_published_files_are_taken_also_as_the_library_writes_them(tmp_p
     for saved in (config, tiny_config.tiny(config)):
         saved.save_pretrained(tmp_path)
         _transformers.configuration(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("keys", "unread"),
+    [
+        (
+            LLAMA | {"rms_norm_eps": 1e-6, "rms_norm_epsilon": 1e-3, "num_kv_heads": 2, "torch_dtype": "bfloat16"},
+            ["rms_norm_epsilon", "num_kv_heads"],
+        ),
+        (
+            LLAMA | {"sliding_window": 16, "rope_scaling": {"type": "linear", "factor": 2.0, "beta_fats": 32}},
+            ["sliding_window", "rope_scaling.beta_fats"],
+        ),
+        ({"model_type": "t5gemma", "encoder": {"sliding_window": 16, "sliding_windw": 8}}, ["encoder.sliding_windw"]),
+        ({"model_type": "qwen3_moe", "head_dim": 64, "mlp_only_layers": []}, []),  # head_dim is no field
+    ],
+)
+def test_keys_that_nothing_reads_are_found(tmp_path, keys, unread):
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    task = "summarization" if "encoder" in keys else "language_modelling"
+    assert _transformers.unread(task, str(tmp_path), {}) == unread
 
 
 def test_what_the_library_writes_has_no_misspelled_key():

@@ -78,7 +78,8 @@ def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
     _transformers.check(written.task, str(folder), {})
     tiny_config.write(config, tiny)
     proofs = []
-    print("\n".join([*tiny_config.about(config), proof_table.HEAD]), flush=True)
+    unread = _transformers.unread(written.task, str(folder), {})
+    print("\n".join([*tiny_config.about(config, unread=unread), proof_table.HEAD]), flush=True)
     for proof in prove(tiny, dict.fromkeys(names), written):
         proofs.append(proof)
         print(proof_table.line(proof), flush=True)

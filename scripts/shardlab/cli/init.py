@@ -53,15 +53,15 @@ def main() -> None:
     print(f"{parameters:,} parameters, seed {run.seed}")
     if not args.report:
         return
-    loss, notes = None, []
+    loss, notes = None, _without_effect(run)
     if not run.evaluated_sharded:
         device = device_for_rank(run.site.device)
         task = tasks.load(run.task, args.data, dtype, device, loss_chunks=run.recipe.loss_chunks)
         materialize(model, args.output, device)
-        notes = contents.check_all(complete, model, runs, trial.find_properties(complete, task, model))
-        for sentence in notes:
-            print(f"note: {sentence}")
+        notes += contents.check_all(complete, model, runs, trial.find_properties(complete, task, model))
         loss = evaluation.evaluate_model(run, task, model).loss
+    for sentence in notes:
+        print(f"note: {sentence}")
     report = InitialReport(
         identity=run_identity.identity_of(run, store.fingerprint_of(args.data)),
         weights=digest,
@@ -71,6 +71,16 @@ def main() -> None:
     )
     report.write(args.report)
     print(f"test loss {report.loss}")
+
+
+def _without_effect(run: Run) -> list[str]:
+    """Return a note on keys of a library model's config.json that nothing reads."""
+    if run.model.folder is None:
+        return []
+    from shardlab.models import _transformers
+
+    keys = _transformers.unread(run.task, run.model.folder, run.model.args)
+    return [f"keys of config.json without effect: {', '.join(keys)}."] if keys else []
 
 
 def _runs(run: Run, strategies: dict[str, Any]) -> list[Run]:

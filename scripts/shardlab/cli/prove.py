@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from shardlab.files import read_json
-from shardlab.models._transformers import configuration
+from shardlab.models import _transformers
 from shardlab.proof import of_workload, proof_table, tiny_config
 from shardlab.settings import proven
 from shardlab.settings.types import read_run
@@ -24,8 +24,10 @@ def main() -> None:
     strategies = read_json(args.strategies, "strategies to prove", "run the workflow, which writes it")
     parts = max((each["tensor_parts"] for each in strategies.values()), default=1)
     proofs = of_workload.check(run, strategies, args.output.with_name(proven.FILE), parts)
-    config, _ = configuration(str(run.model.folder), run.model.args)
-    above = [*tiny_config.about(config, of_workload.longest(run)), proof_table.HEAD]
+    folder, changes = str(run.model.folder), run.model.args
+    config, _ = _transformers.configuration(folder, changes)
+    unread = _transformers.unread(run.task, folder, changes)
+    above = [*tiny_config.about(config, of_workload.longest(run), unread), proof_table.HEAD]
     table = "\n".join([*above, *map(proof_table.line, proofs), "", *proof_table.summary(proofs)])
     print(table)
     args.output.write_text(f"{table}\n", encoding="utf-8")

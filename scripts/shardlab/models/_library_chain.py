@@ -25,8 +25,10 @@ from shardlab.patches.torch_modules import with_base
 STATES = "hidden_states"
 """Name of the states in the library's layers, where they are not the first argument."""
 CHANGED = "the states change between them"
-SHAPE = (2, 8)
-"""Sequences and tokens of the run on fake tensors; of a model of images, two of these."""
+SHAPE, PICTURE = (2, 8), 64
+"""Sequences and tokens of the run on fake tensors; of a model of images, two of these. Pixels of a side, where a model
+has no size of its own.
+"""
 
 
 class Surroundings(NamedTuple):
@@ -313,7 +315,7 @@ def _surroundings_if(model: Any, layers: str, more: int | None) -> Surroundings:
         if module._parameters and not f"{layers}.".startswith(f"{name}.") and name:
             module.register_forward_pre_hook(note(name))
     with on_fake_tensors(alone):
-        logits = alone(_inputs(model.config))
+        logits = alone(example(model))
         ids_before, ids_after = reached(noted.calls[0].states) if noted.calls else set(), reached(logits)
     before, after = (_topmost(name for name, places in called.items() if place in places) for place in (False, True))
     obstacles = [*_between(noted.calls, len(alone.get_submodule(layers)))]
@@ -332,12 +334,15 @@ def _surroundings_if(model: Any, layers: str, more: int | None) -> Surroundings:
     return Surroundings(before, (*after, *unused), obstacles, more)
 
 
-def _inputs(config: Any) -> Tensor:
-    size = getattr(config, "image_size", None)
-    if size is None:
+def example(model: Any) -> Tensor:
+    """Return tokens or pictures that a model of the library takes; convolutions take pictures of any size."""
+    if model.main_input_name != "pixel_values":
         return torch.zeros(SHAPE, dtype=torch.long)
+    config = model.config
+    own = next((each for each in (config, getattr(config, "vision_config", None)) if hasattr(each, "image_size")), None)
+    size = getattr(own, "image_size", PICTURE)
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    return torch.zeros(SHAPE[0], config.num_channels, height, width)
+    return torch.zeros(SHAPE[0], getattr(own or config, "num_channels", 3), height, width)
 
 
 def _between(calls: list[_Call], layers: int) -> Iterator[str]:

@@ -1,12 +1,13 @@
 """Models of the transformers library (huggingface.co/docs/transformers), from the folder of their config.json."""
 
 import dataclasses
+import inspect
 import logging as standard_logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,19 @@ from transformers.modeling_rope_utils import RopeParameters
 from transformers.utils import logging
 
 from shardlab.errors import UserError
-from shardlab.models._library_chain import as_chain
+from shardlab.models._library_chain import as_chain, example, on_fake_tensors
 from shardlab.models._positions import Largest, follow
 from shardlab.models._sequence import largest_of
 from shardlab.models.declared import layer_lists
 from shardlab.patches.torch_modules import around_forward
+from shardlab.patches.transformers_values import grouped_experts, no_packed_samples, unexpected_weights
 from shardlab.settings.pretrained import read_keys
 from shardlab.settings.types import CAUSAL, DECLARED
 
 # The library imports torchao, which warns of kernels for other machines; and PyTorch of how torchao declares its types.
 for noisy in ("torchao", "torch.utils._pytree"):
     standard_logging.getLogger(noisy).setLevel(standard_logging.ERROR)
+standard_logging.getLogger("torch._subclasses.fake_tensor").setLevel(standard_logging.CRITICAL)  # it also raises them
 
 CLASSES = {
     **dict.fromkeys(CAUSAL, ("AutoModelForCausalLM", ("input_ids",))),
@@ -57,8 +60,15 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     if task not in CLASSES:
         raise UserError(f"task {task} has no transformers models; tasks that do: {', '.join(CLASSES)}.")
     name, inputs = CLASSES[task]
+    if ignored := {"dtype", "torch_dtype"} & args.keys():
+        raise UserError(
+            f"{min(ignored)} under `model:` has no effect: weights have the type of the recipe; remove it, or set "
+            "recipe.dtype."
+        )
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config, unknown = configuration(folder, args)
+    if '"image_size"' not in config.to_json_string(use_diff=False):
+        unknown.pop("image_size", None)  # of the data: convolutions take pictures of any size
     if unknown:
         raise UserError(
             f"{folder}: its config.json ({type(config).__name__}) has no key {min(unknown)}; "
@@ -67,28 +77,33 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     config.use_cache = False
     auto = getattr(transformers, name)
     loaded: dict[str, Any] = {}
+    unexpected: set[str] = set()
     try:
         if pretrained:
-            model, loaded = auto.from_pretrained(
-                folder,
-                config=config,
-                dtype=torch.float32,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                # Otherwise the library names weights of another shape in its log alone.
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
+            with unexpected_weights(unexpected):
+                model, loaded = auto.from_pretrained(
+                    folder,
+                    config=config,
+                    dtype=torch.float32,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    # Otherwise the library names weights of another shape in its log alone.
+                    ignore_mismatched_sizes=True,
+                    output_loading_info=True,
+                )
         else:
             model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except Exception as error:  # each class checks in its own way
         reason = _reason(error, _written(folder, args))
         if "Unrecognized configuration class" in reason:
             reason = f"the library has none of type {config.model_type}"
+        remedy = "correct its config.json or the keys under `model:`"
+        if isinstance(error, OSError):
+            remedy = "copy that file into the folder"
         raise UserError(
-            f"{folder} cannot be read as a model for {task} ({name}): {reason}; correct its config.json or the keys "
-            "under `model:`, or name a folder written by save_pretrained."
+            f"{folder} cannot be read as a model for {task} ({name}): {reason}; {remedy}, or name a folder written by "
+            "save_pretrained."
         ) from error
     adds_loss = hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func")
     if adds_loss and getattr(config.get_text_config(), ROUTER_LOSS, False):
@@ -97,7 +112,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             f"trains; set {ROUTER_LOSS} to false, there or under `model:` of the workload's size."
         )
     if pretrained:
-        _check_weights(folder, model, loaded, task)
+        _check_weights(folder, model, loaded, unexpected, task)
     # In its class, not by a wrapper around the model: the weights keep the names that the library knows.
     largest, lists = Largest(), layer_lists(model)
     follow(model, [layer for name in lists for layer in model.get_submodule(name).children()], largest)
@@ -108,24 +123,38 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
 
 
 def check(task: str, folder: str, args: dict[str, Any]) -> None:
-    """Check that a folder's config.json describes a model of its true sizes, without memory for them.
+    """Check that a folder's config.json describes a model of its true sizes that runs, without memory for them.
 
     Raises:
-        UserError: see ``create``.
+        UserError: see ``create``; or shapes do not fit together in a forward pass.
     """
     with torch.device("meta"):
-        create(task, folder, args, pretrained=False)
+        model = create(task, folder, args, pretrained=False).eval()
+    try:
+        with torch.no_grad(), grouped_experts(), no_packed_samples(), on_fake_tensors(model):
+            model(*[example(model)] * len(CLASSES[task][1]))
+    except Exception as error:  # of fake tensors, too, where the library reads values: that decides nothing
+        if type(error) in (RuntimeError, ValueError) and OF_SHAPES.search(str(error)):
+            raise UserError(
+                f"{folder}: the library cannot run the {type(model).__name__} that its config.json and the keys under "
+                f"`model:` describe: {_reason(error, {})}; correct the sizes."
+            ) from error
 
 
+OF_SHAPES = re.compile("size|shape|dimension|range")
+"""In errors of shapes that do not fit together."""
 SHOWN = 3
 """Names in a sentence."""
 CONSTANTS = re.compile(r"(.*\.)?(position_ids|masked_bias)")
 """Buffers that earlier versions of the library saved."""
+MASKS = re.compile(r".*(attn|attention)\.bias")
+"""Such buffers by names that weights of other models have: constants where the library ignores them."""
 
 
-def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], task: str) -> None:
-    """Check what the library reports of loading a folder's weights; print a note if a classifier's head is new."""
-    config = model.config.get_text_config()
+def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpected: set[str], task: str) -> None:
+    """Check what the library reports of loading a folder's weights, and all that were ``unexpected`` to it; print notes
+    on those that are not used, and if a classifier's head is new.
+    """
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     theirs = {name: tuple(found) for name, found, _ in loaded["mismatched_keys"]}
     missing = {*loaded["missing_keys"]}
@@ -136,6 +165,9 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], task: str
         outside = [name for name in missing | theirs.keys() if not name.startswith(inside)]
         new = {name for name in outside if shapes[name] == (labels, *theirs.get(name, shapes[name])[1:])}
         unknown = {name for name in unknown if "pooler." not in name}  # of the task before
+    buffers = tuple(name for name, _ in model.named_buffers())  # a file may have them without the model's prefix
+    unused = {name for name in unexpected - unknown if not any(each.endswith(name) for each in buffers)}
+    unused = {name for name in unused if not (CONSTANTS.fullmatch(name) or MASKS.fullmatch(name))}
     others = {f"{name} is {theirs[name]}, in the model {shapes[name]}" for name in theirs.keys() - new}
     kinds = {"missing": missing - new, "unknown to the model": unknown, "of another shape": others}
     if wrong := [f"{len(names)} {kind} ({_first(names)})" for kind, names in kinds.items() if names]:
@@ -147,14 +179,15 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], task: str
         )
     if infinite := {name for name, value in model.named_parameters() if not value.isfinite().all()}:
         raise UserError(f"the weights in {folder} are not finite ({_first(infinite)}); make that folder again.")
-    ends = [
-        end.weight for end in (model.get_input_embeddings(), model.get_output_embeddings()) if hasattr(end, "weight")
-    ]
-    if getattr(config, "tie_word_embeddings", False) and len(ends) > 1 and ends[0] is not ends[1]:
-        raise UserError(
-            f"{folder}: its config.json ties the output layer to the embedding (tie_word_embeddings), and its weights "
-            "have other values for each; set tie_word_embeddings to false, or remove the output layer's weights."
-        )
+    every = dict(model.named_parameters(remove_duplicate=False))
+    for tied, to in model.get_expanded_tied_weights_keys(all_submodels=True).items():
+        if tied in every and every[tied] is not every.get(to, every[tied]):
+            raise UserError(
+                f"{folder}: its config.json ties {tied} to {to} (tie_word_embeddings), and its weights have other "
+                f"values for each; set tie_word_embeddings to false, or remove {tied} from the weights."
+            )
+    if unused:
+        print(f"note: {type(model).__name__} does not use {_first(unused)} of {folder}")
     if new:
         print(f"note: {_first(new)} of {folder} are drawn anew, for the {model.config.num_labels} classes of the data")
 
@@ -213,6 +246,70 @@ num_kv_heads is; published files have other values for which no model of this li
 """
 
 
+def unread(task: str, folder: str, args: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a folder's config.json, with ``args`` over them, that have no effect on a training.
+
+    The library takes any key, as an attribute; a model's code may ask for those that are no fields.
+    """
+    with torch.device("meta"):
+        model: Any = create(task, folder, {**args}, pretrained=False)
+    kinds = frozenset(map(type, (model.config, *vars(model.config).values(), *model.modules())))
+    keys = _without_field(model.config, _written(folder, args))
+    return [f"{place}{key}" for place, key in keys if not _is_read(key, kinds)]
+
+
+def _is_read(key: str, kinds: frozenset[type]) -> bool:
+    """Return whether the code of the library's classes asks for a key."""
+    return bool(re.search(rf"(config|self)\.{re.escape(key)}\b|[\"']{re.escape(key)}[\"']", _code(kinds)))
+
+
+@cache
+def _code(kinds: frozenset[type]) -> str:
+    modules = {base.__module__ for kind in kinds for base in kind.__mro__}
+    return "\n".join(inspect.getsource(sys.modules[name]) for name in modules if name.startswith(READING))
+
+
+READING = ("transformers.models.", "transformers.configuration_utils", "transformers.modeling_rope_utils")
+"""Modules whose code asks for keys of their models' configurations."""
+READ_OF_ANY = ("is_causal", "initializer_range", "initializer_factor", "init_std", "quantization_config", "auto_map")
+"""Begins of keys that the library reads of any configuration, or that say nothing of a model."""
+
+
+def _without_field(config: PreTrainedConfig, values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the keys of a config.json that their class has no field for, and where they are."""
+    for key, value in values.items():
+        own = vars(config).get(key)
+        if isinstance(value, dict) and isinstance(own, PreTrainedConfig):
+            yield from _without_field(own, value, f"{place}{key}.")
+        elif isinstance(value, dict) and key in ("rope_scaling", "rope_parameters"):
+            yield from _unknown_of_positions(value, f"{place}{key}.")
+        elif _is_ignored(config, key) and value is not None and not key.startswith(("_", *READ_OF_ANY)):
+            yield place, key
+
+
+def _unknown_of_positions(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the same of rotary positions, which some models have for each kind of layers."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _unknown_of_positions(value, f"{place}{key}.")
+        elif key not in RopeParameters.__annotations__:
+            yield place, key
+
+
+def _is_ignored(config: PreTrainedConfig, key: str) -> bool:
+    """Return whether a key is no field of a configuration and nothing that its class asks for, but an attribute that
+    any other could be.
+    """
+    kind = type(config)
+    names = {field.name for field in dataclasses.fields(kind)} | kind.attribute_map.keys()
+    known = key in names or key not in vars(config) or hasattr(kind, key) or key.endswith("_token_id")
+    return not (known or _is_read(key, frozenset([kind])))
+
+
+SPELLED = 8
+"""Letters of a key that another one may spell out."""
+
+
 def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the keys of a config.json that have no effect, each with the key that was probably meant: it is not written
     and has another value.
@@ -228,14 +325,20 @@ def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator
             yield from _misspelled(vars(config)[key], value)
         if isinstance(value, dict) and key in ("rope_scaling", "rope_parameters"):
             yield from _misspelled_positions(value)
-        if key in names or key not in vars(config) or hasattr(kind, key) or key.endswith("_token_id"):
+        if not _is_ignored(config, key):
             continue
         cutoff = CLOSE_NUMBER if type(value) is int else CLOSE
         earlier = [name for name in EARLIER if "rope_parameters" in names and name not in values]
         close = get_close_matches(key, free, n=1, cutoff=cutoff) + get_close_matches(key, earlier, n=1, cutoff=CLOSE)
+        close += [name for name in free if _spells_out(key, name)]
         meant = next(iter(close), None)
         if meant and vars(config).get(kind.attribute_map.get(meant, meant)) != value:
             yield key, meant
+
+
+def _spells_out(key: str, short: str) -> bool:
+    """Return whether a key has its last word longer than another one: hidden_activation and hidden_act."""
+    return len(short) >= SPELLED and key.startswith(short) and "_" not in key.removeprefix(short)
 
 
 def _misspelled_positions(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -258,6 +361,8 @@ def _reason(error: Exception, values: Mapping[str, Any]) -> str:
         wrong = error.args[0] if isinstance(error, KeyError) else 0
         if keys := [key for key in _keys_with(wrong, values) if not key.endswith("_token_id")]:
             return f"{' or '.join(keys)} cannot be {wrong!r}"
+        if str(wrong).endswith("_attention") and wrong not in (values.get("rope_parameters") or [wrong]):
+            return f"rope_parameters has no {wrong}, and each kind of its layers needs its own"
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].rstrip(".:")
 

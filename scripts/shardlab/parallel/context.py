@@ -130,6 +130,11 @@ def check(run: Run, task: Task, model: nn.Module) -> None:
         )
     for name, module in model.named_modules():
         if isinstance(module, NEIGHBORS):
+            if run.model.folder:
+                raise UserError(
+                    f"{name} of model {run.model.name} is a {type(module).__name__}, whose output at a position "
+                    "depends on positions that other ranks have, so its sequences cannot be split; leave out cp."
+                )
             raise UserError(
                 f"context_sizes: {name} of model {run.model.name} is a {type(module).__name__}, whose output at a "
                 "position depends on positions that other ranks have; only attention may. Use attention, or remove the "

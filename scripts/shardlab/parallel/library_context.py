@@ -155,7 +155,7 @@ def _counting_places(model: nn.Module) -> set[Place]:
     counted: list[set[Place]] = []
     for length in LENGTHS:
         with _Counted(length) as found, suppress(Exception), on_fake_tensors(copy.deepcopy(model)) as fake:
-            _run(fake, torch.zeros(1, length, dtype=torch.long))
+            _run(fake, torch.zeros(2, length, dtype=torch.long))  # of one row, all its tokens are as many
         counted.append(found.places)
     return set.intersection(*counted)
 
@@ -197,7 +197,9 @@ class _OfWhole(TorchFunctionMode):
 
 
 def _place() -> Place:
-    frame = sys._getframe(2)  # of the call of PyTorch's function
+    frame: Any = sys._getframe(1)
+    while frame.f_code.co_name == "__torch_function__":  # of the modes around the call of PyTorch's function
+        frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 
 

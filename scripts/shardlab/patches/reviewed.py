@@ -39,6 +39,13 @@ PATCHES = [
         "PyTorch's shapes of grouped products are those that its kernels have",
     ),
     Patch(
+        "transformers_values.unexpected_weights",
+        *TRANSFORMERS,
+        (),
+        "its report of loading leaves out the weights that a class ignores, as those of predictions of several tokens",
+        "the report has them",
+    ),
+    Patch(
         "snakemake_scheduler.install",
         *SNAKEMAKE,
         ("snakemake/snakemake#3955", "snakemake/snakemake#3744", "snakemake/snakemake#4240"),

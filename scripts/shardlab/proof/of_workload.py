@@ -77,7 +77,7 @@ def _proofs(
 ) -> Iterator[Proof]:
     """Yield the proof of each strategy, a known one or new; new ones are added to the known."""
     assert run.model.folder is not None
-    written = Written(run.model.blocks, run.model.tensor, run.task)
+    written = Written(run.model.blocks, run.model.tensor, run.task, run.recipe.sync_batch_norm)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         config, _ = _transformers.configuration(run.model.folder, run.model.args)

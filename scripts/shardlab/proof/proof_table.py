@@ -6,12 +6,12 @@ from shardlab.proof.prove import Proof
 from shardlab.settings import load
 
 REMEDIES = {
-    "tp": "the plan that the library declares lacks it or splits it wrongly: add it under `tensor:`",
+    "tp": "the plan that the library declares lacks it or splits it wrongly: write a whole one under `tensor:`",
     "ep": "the experts are not split as the model computes them: leave `ep` out",
     "cp": "the model looks beyond its part of the sequence in a way that cp does not know: leave `cp` out",
     "pp": "a stage gets less than the layers read: leave `pp` out",
 }
-"""Axis of a strategy that differs: what to do."""
+"""Axis of a strategy that differs, and of none that is equal: what to do."""
 
 
 HEAD = "strategy        verdict    apart  weights   time  reason"
@@ -42,7 +42,8 @@ def summary(proofs: Sequence[Proof]) -> list[str]:
 
 def remedy(strategy: str, equal: Sequence[str]) -> str:
     """Return what to do about a strategy that differs; ``equal``: the ones that do not."""
-    axes = load.variant_of_strategy(strategy).degrees
+    right = {axis for name in equal for axis in load.variant_of_strategy(name).degrees}
+    axes = load.variant_of_strategy(strategy).degrees.keys() - right
     of_axis = next((text for axis, text in REMEDIES.items() if axis in axes), "")
     use = f"use {', '.join(equal[:4])}" if equal else "train on one device"
     return f"{of_axis}, or {use}" if of_axis else use

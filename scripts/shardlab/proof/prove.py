@@ -11,6 +11,7 @@ import torch
 
 from shardlab import models
 from shardlab.errors import UserError
+from shardlab.models import contents
 from shardlab.proof.step_on_ranks import GRADIENT, LOSS, UPDATED, Difference, one_process, under_strategy
 from shardlab.proof.tiny_runs import NAME, NOTHING, Written, tiny_run
 from shardlab.proof.warm_ranks import Answer, Ranks
@@ -20,6 +21,7 @@ TOLERANCE = 1e-9
 """Largest difference of loss, gradient norm and gradients, relative to the quantity's largest value, in float64."""
 TOLERANCE_OF_UPDATES = 1e-6
 """That of the first update: Adam divides a gradient by its size, so rounding in small ones counts."""
+OWN_STATISTICS = "; its batch norm has statistics of each rank's samples: set recipe.sync_batch_norm"
 Verdict = Literal["equal", "differs", "refused", "failed"]
 
 
@@ -56,7 +58,8 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
             return groups[count]
 
         single = tiny_run(folder, "single", None, written)
-        models.build(single.model, single.task, torch.float64)  # imports the model's code, before there are forks
+        model = models.build(single.model, single.task, torch.float64)  # imports its code, before there are forks
+        mixes = any(map(contents.is_batch_norm, model.modules())) and not written.sync_batch_norm
         (answer,) = ranks(1).call(one_process, single, place)
         if answer.refusal or answer.failure:
             raise UserError(answer.refusal or f"the model of {folder} does not run in one process: {answer.failure}.")
@@ -71,7 +74,7 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
                 yield Proof(name, "refused", _plain(str(refusal), name, folder))
                 continue
             proof = judge(run, ranks(run.world_size).call(under_strategy, run, place))
-            reason = _plain(proof.reason, name, folder)
+            reason = _plain(proof.reason, name, folder) + OWN_STATISTICS * (mixes and proof.verdict == "differs")
             yield proof._replace(reason=reason, seconds=time.monotonic() - started)
 
 

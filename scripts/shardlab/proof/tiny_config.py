@@ -6,7 +6,7 @@ blocks, positions) becomes smaller than a proof's sequence, so that there are to
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
 from shardlab.errors import UserError
+from shardlab.models._library_chain import example, on_fake_tensors
 from shardlab.models._transformers import CLASSES, EXPERTS_PER_TOKEN
 from shardlab.proof.tiny_runs import LENGTH, PICTURE, VOCABULARY
 
@@ -25,6 +26,8 @@ MOST_LAYERS = 2 * LAYERS
 """Layers of a model with more than ``LAYERS`` kinds of them."""
 POSITIONS = 4 * LENGTH
 """Positions of a table, which no sequence exceeds."""
+PICTURES = (PICTURE, 2 * PICTURE, 4 * PICTURE, 8 * PICTURE)
+"""Pixels of a side: the fewest that a model takes."""
 CROSSED = LENGTH - 2
 """Number of positions beyond which a model computes otherwise: a sequence exceeds it, and so does one of two parts that
 have its head and tail, or its halves, but not the other.
@@ -123,11 +126,15 @@ def tiny(config: PreTrainedConfig, *, fill: bool = False, longest: int | None = 
         UserError: the class does not take these sizes together.
     """
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # warnings about sizes that are nobody's
+
+    def made_with(positions: int, picture: int) -> PreTrainedConfig:
+        return type(config)(**_Rules(fill, longest, positions, picture).shrunk(config.to_dict(), None))
+
     try:
-        made: list[PreTrainedConfig] = [
-            type(config)(**_Rules(fill, longest, positions).shrunk(config.to_dict(), None))
-            for positions in (CROSSED, POSITIONS)
-        ]
+        if task_of(config) == "classification":
+            small = (made_with(POSITIONS, side) for side in PICTURES)
+            return next((each for each in small if _takes_pictures(each)), made_with(POSITIONS, PICTURE))
+        made = [made_with(positions, PICTURE) for positions in (CROSSED, POSITIONS)]
         few, many = map(_look, made)
     except Exception as error:  # each class checks in its own way
         reason = " ".join(str(error).split())
@@ -135,13 +142,15 @@ def tiny(config: PreTrainedConfig, *, fill: bool = False, longest: int | None = 
     return made[few != many]  # a model with a table of positions has none beyond
 
 
-def about(config: PreTrainedConfig, longest: int | None = None) -> list[str]:
+def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence[str] = ()) -> list[str]:
     """Return sentences on what a tiny model of this configuration shows: the lengths that its sequences exceed; and on
-    what it does not: rates of dropout, and numbers of which no rule knows whether tokens are counted with them.
+    what it does not: keys without effect, rates of dropout, and numbers of which no rule knows whether tokens are
+    counted with them.
 
-    ``longest``: see ``tiny``.
+    ``longest``: see ``tiny``. ``unread``: the keys without effect.
     """
-    values = dict.fromkeys(_numbers(config.to_dict()))
+    without_effect = {name.rpartition(".")[2] for name in unread}
+    values = {(key, value): None for key, value in _numbers(_values(config)) if key not in without_effect}
     lengths = [pattern for pattern, _ in LENGTHS if "budget" not in pattern and "blocks" not in pattern]
     exceeded = [
         f"{key} {value}"
@@ -159,11 +168,23 @@ def about(config: PreTrainedConfig, longest: int | None = None) -> list[str]:
         and not any(each.fullmatch(key) for each in known)
     ]
     sentences = {
+        "keys of config.json without effect": unread,
         "of sequences that exceed": exceeded,
         "not exercised, as no rule knows whether it is a length": unknown,
         "proven without dropout": rates,
     }
     return [f"{sentence}: {', '.join(found)}" for sentence, found in sentences.items() if found]
+
+
+def _values(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return a configuration's keys with the values that its model reads: some classes write others."""
+    found = config.to_dict()
+    for key, value in vars(config).items():
+        if isinstance(value, PreTrainedConfig):
+            found[key] = _values(value)
+        elif key in found and isinstance(value, int | float):
+            found[key] = value
+    return found
 
 
 def _numbers(values: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, float]]:
@@ -193,11 +214,23 @@ def _look(config: Any) -> tuple[list[torch.Size], bool]:
     return shapes, True
 
 
-class _Rules:
-    """The tiny value of each key of a configuration; ``positions``: of those in ``MAXIMUM``."""
+def _takes_pictures(config: Any) -> bool:
+    """Return whether a model takes pictures of its own size: strides may leave nothing of small ones."""
+    with torch.device("meta"):
+        model: Any = getattr(transformers, CLASSES["classification"][0]).from_config(config).eval()
+    try:
+        with torch.no_grad(), on_fake_tensors(model):
+            model(example(model))
+    except Exception:  # whatever the library makes of too few pixels
+        return False
+    return True
 
-    def __init__(self, fill: bool, longest: int | None, positions: int) -> None:
-        self.fill, self.longest, self.positions = fill, longest, positions
+
+class _Rules:
+    """The tiny value of each key of a configuration; ``positions``: of those in ``MAXIMUM``, ``picture``: of a side."""
+
+    def __init__(self, fill: bool, longest: int | None, positions: int, picture: int) -> None:
+        self.fill, self.longest, self.positions, self.picture = fill, longest, positions, picture
 
     def shrunk(self, values: dict[str, Any], outer: list[int] | None) -> dict[str, Any]:
         """Return a configuration, or a part of it in a model whose kept layers are those of ``outer``."""
@@ -275,6 +308,8 @@ class _Rules:
             return type(value)(POSITIONS) if self.never_exceeded(value) else type(value)(min(length, value))
         if isinstance(value, float):
             return value
+        if key == "image_size" and value is not None:
+            return self.picture
         small = next((small for pattern, small in SIZES if re.fullmatch(pattern, key)), value)
         if small == value or small is None or value is None:
             return small

@@ -18,6 +18,8 @@ from shardlab.settings.types import DataSource, Run, Size, Strategy, Workload
 
 VOCABULARY, SAMPLES, LENGTH, PICTURE = 128, 4, 16, 16
 """Tokens that a tiny model knows, samples of the step, tokens of each, pixels of a picture's side."""
+ANY_PICTURE = 2 * PICTURE
+"""Pixels of a side where a model has no size of its own: convolutions that halve pictures five times leave one."""
 LOWEST = 3
 """Smallest token of the data: smaller ones are padding or ends of texts for some models."""
 RECIPE = {"dtype": "float64", "global_batch_size": SAMPLES, "max_steps": 1, "max_grad_norm": 0.01}
@@ -41,6 +43,7 @@ class Written(NamedTuple):
     blocks: list[str]
     tensor: dict[str, str]
     task: str = "language_modelling"
+    sync_batch_norm: bool = False
 
 
 NOTHING = Written([], {})
@@ -53,10 +56,12 @@ def tiny_run(folder: Path, strategy_name: str, strategy: Strategy | None = None,
         Unsupported: the strategy does not apply.
         UserError: settings do not fit together.
     """
-    config = check(Config, {"site": "local", "site_settings": SITE, "container": False, "recipe": RECIPE}, "config")
+    recipe = RECIPE | {"sync_batch_norm": written.sync_batch_norm}
+    config = check(Config, {"site": "local", "site_settings": SITE, "container": False, "recipe": recipe}, "config")
     size = Size(model={"pretrained": False}, data=DATA.get(written.task, TEXT))
     if written.task == "classification":
-        size = Size(model={"pretrained": False}, shape=_of_pictures(folder))
+        pictures, classes = _of_pictures(folder)
+        size = Size(model={"pretrained": False}, data=pictures, shape={"classes": classes})
     workload = Workload(
         model=f"hf:{folder}",
         task=written.task,
@@ -68,14 +73,12 @@ def tiny_run(folder: Path, strategy_name: str, strategy: Strategy | None = None,
     return resolve.run(config, strategy_name, NAME, strategy=strategy, workload=workload)
 
 
-def _of_pictures(folder: Path) -> dict[str, int]:
-    """Return the shape of the pictures that the tiny model takes."""
+def _of_pictures(folder: Path) -> tuple[dict[str, int], int]:
+    """Return the shape of the pictures that the tiny model takes, and its number of classes."""
     config = json.loads((folder / "config.json").read_text())
-    return {
-        "channels": config.get("num_channels", 3),
-        "image_size": config.get("image_size", PICTURE),
-        "classes": len(config.get("id2label") or {}) or 2,
-    }
+    own = next((each for each in (config, config.get("vision_config", {})) if "image_size" in each), config)
+    shape = {"channels": own.get("num_channels", 3), "image_size": own.get("image_size", ANY_PICTURE)}
+    return shape, len(config.get("id2label") or {}) or 2
 
 
 def tokens() -> NDArray[np.int32]:
