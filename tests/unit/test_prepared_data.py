@@ -228,7 +228,7 @@ PLACE = "data set mine, split validation, row 1"
     ("samples", "words"),
     [
         ([([1.0], [2.0]), ([None], [2.0])], f"{PLACE}: x has values that are not finite"),
-        ([([1.0], [2.0]), ([1.0],)], f"{PLACE}: not enough values"),
+        ([([1.0], [2.0]), ([1.0],)], f"{PLACE}: it has 1 value; a sample of task regression is two vectors"),
         ([([1.0], [2.0]), 3], f"{PLACE}: read(data, raw) in "),
         (Broken(OSError("cannot identify image file")), f"{PLACE}: cannot identify image file."),
     ],
@@ -250,8 +250,10 @@ def test_an_error_of_hub_data_names_the_columns(tmp_path):
         splits={"train": "train", "validation": "dev", "test": "test"},
     )
     data = data_set("regression", inputs=1, outputs=1).model_copy(update={"hub": hub})
-    with pytest.raises(UserError, match=r"row 0 \(columns left, right\): y has the shape .*: name other columns under"):
-        store.write(tmp_path, data, *encode(data, all_splits([([1.0], 2.0)])))
+    with pytest.raises(
+        UserError, match=r"row 0 \(columns left, right\): it has 3 values; .*: name other columns under"
+    ):
+        store.write(tmp_path, data, *encode(data, all_splits([(1.0, 2.0, 3.0)])))
 
 
 def test_a_mistake_in_a_reader_keeps_its_traceback(tmp_path):
