@@ -616,7 +616,8 @@ def test_the_login_of_the_user_is_used_and_the_home_is_left_alone(hub, raw, tmp_
     home = tmp_path / "own home"
     token = home / ".cache/huggingface/token"
     token.parent.mkdir(parents=True)
-    variables = {"HOME": str(home)}
+    nowhere = dict.fromkeys(("HF_HUB_CACHE", "HF_DATASETS_CACHE"), "/proc/nowhere")
+    variables = {"HOME": str(home)} | nowhere
     if place == "file":
         token.write_text("hf_mine\n")
     else:

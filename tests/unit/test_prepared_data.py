@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -79,20 +79,6 @@ def test_any_layout_is_stored_as_the_format_s_own_library_stores_plain_arrays(tm
         for place in np.ndindex(array.shape):
             plain[name][place] = array[place]
     assert path.read_bytes() == safetensors.numpy.save(plain)
-
-
-@pytest.mark.parametrize("cuts", [(3,), (1, 3), (1, 2, 3)])
-def test_ragged_rows_are_those_of_one_part(tmp_path, cuts):
-    rows = [[1, 2], [], [3, 4, 5]]
-    with SplitFile(tmp_path / "train.safetensors", "test") as file:
-        for start, end in pairwise((0, *cuts)):
-            part = rows[start:end]
-            offsets = np.cumsum([0, *map(len, part)])
-            file.append({"x_offsets": offsets, "x": np.array([*chain(*part)], np.int32)})
-        file.save()
-    found = safetensors.numpy.load_file(tmp_path / "train.safetensors")
-    assert found["x"].tolist() == [1, 2, 3, 4, 5]
-    assert found["x_offsets"].tolist() == [0, 2, 2, 5]
 
 
 @pytest.mark.parametrize("workload", ["mlp", "mnist", "llama2", "xsum"])

@@ -137,10 +137,6 @@ def test_what_is_no_text(tmp_path, text, words, split):
     assert words in said
 
 
-def test_a_third_column_of_a_summary(tmp_path):
-    assert "row 0" in refusal(tmp_path, [("a", "b", "c")], "summarization")
-
-
 def test_a_vocabulary_smaller_than_the_bytes(tmp_path):
     assert "set it to at least that number" in refusal(tmp_path, [("abc",)], vocab_size=100)
 
@@ -326,6 +322,9 @@ ASKED, SAID = ({"role": role, "content": text} for role, text in (("user", "one 
 CHAT = [{"role": "system", "content": "Spanish"}, ASKED, SAID, ASKED | {"content": "two", "name": None}, SAID]
 
 
+OTHERWISE = "up to message 1 it writes something else than in the whole conversation; mark the assistant's turns"
+
+
 @pytest.fixture
 def chat(theirs):
     """A folder of a model with a chat template, whose tokenizer draws tokens at random if it is let."""
@@ -375,8 +374,12 @@ def test_the_targets_of_a_conversation_are_the_assistants_turns(tmp_path, chat, 
         ),
         (PLAIN, "one", "it has one, of type str, where messages should be"),
         (PLAIN, [ASKED, SAID | {"content": None}], "where a text should be"),
-        (PLAIN + "{% if messages | length > 2 %}x{% endif %}", CHAT, "it writes something else than in the whole"),
-        ("{{ messages | length }}" + PLAIN, CHAT, "up to message 2 it writes something else than in the whole"),
+        (
+            PLAIN.replace("{% endfor %}", "{% if loop.last and m.role == 'assistant' %}x{% endif %}{% endfor %}"),
+            CHAT[3:] * 2,
+            OTHERWISE,
+        ),
+        (PLAIN.replace("start|>assistant", "start|>model"), CHAT[3:], OTHERWISE),
         ("{{ raise_exception('no system') }}", CHAT, "the chat template gives no targets: no system"),
         ("{{ strftime_now(messages[0].content) }}", CHAT, "writes the time, so no two preparations agree"),
     ],
