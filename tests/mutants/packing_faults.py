@@ -31,15 +31,15 @@ FAULTS = [
     Fault(
         "the loss is on the instruction, too",
         ENCODER,
-        "[IGNORE] * asked + tokens[asked + 1 :]",
-        "tokens[1:]",
+        "[False] * len(prompt) + [True]",
+        "[True] * len(prompt) + [True]",
         PAIRS,
     ),
     Fault(
         "an answer without the end token as its last target",
         ENCODER,
-        "tokens = [*prompt[:room], *behind, *answer, end]",
-        "tokens = [*prompt[:room], *behind, *answer, answer[-1] if answer else end]",
+        "[*prompt, *answer, end]",
+        "[*prompt, *answer, answer[-1] if answer else end]",
         PAIRS,
     ),
     Fault(

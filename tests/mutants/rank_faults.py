@@ -353,7 +353,7 @@ FAULTS = [
         f"{S}data/split_file.py",
         "+ bases.get(name.removesuffix(OFFSETS), 0)",
         "+ 0",
-        at("unit/test_prepared_data", "test_ragged_rows_are_those_of_one_part"),
+        at("unit/test_prepared_data", "test_the_parts_of_an_encoder_leave_no_trace"),
     ),
     Fault(
         "tokens between two parts are dropped",

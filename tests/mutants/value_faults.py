@@ -44,8 +44,8 @@ FAULTS = [
     Fault(
         "a token's id is the model's vocab_size",
         TEXT,
-        "for row in rows), default=0)) >= self.vocab_size",
-        "for row in rows), default=0)) > self.vocab_size",
+        "and most >= self.vocab_size",
+        "and most > self.vocab_size",
         at(OF_TEXTS, "test_a_causal_model_that_does_not_take_the_tokens"),
     ),
     Fault(

@@ -463,15 +463,48 @@ dataset_info:
     assert found["validation"] == [("None of it", 0)]
 
 
-def test_pictures_in_an_archive_are_read_from_it(hub, raw):
+METADATA = '{"file_name": "a.png", "label": 4}\n{"file_name": "b.png", "label": 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("inside", "labels"),
+    [
+        ({"a.png": picture(10), "b.png": picture(30), "metadata.jsonl": METADATA}, [4, 2]),
+        ({"ant/b.png": picture(10), "cat/a.png": picture(30)}, [0, 1]),
+    ],
+)
+def test_pictures_in_an_archive_are_read_from_it(hub, raw, inside, labels):
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
-        for label, gray in (("a", 10), ("b", 30)):
-            file.writestr(f"{label}.png", picture(gray))
-        file.writestr("metadata.jsonl", '{"file_name": "a.png", "kind": 4}\n{"file_name": "b.png", "kind": 2}\n')
+        for name, content in inside.items():
+            file.writestr(name, content)
     hub.push(REPO, {f"{split}.zip": archive.getvalue() for split in SPLITS})
-    found = samples(raw, columns=["image", "kind"])["train"]
-    assert [(image.getpixel((0, 0)), label) for image, label in found] == [(10, 4), (30, 2)]
+    found = samples(raw, **PICTURES)["train"]
+    assert [(image.getpixel((0, 0)), label) for image, label in found] == [*zip([10, 30], labels, strict=True)]
+
+
+def test_several_files_of_metadata_are_read_in_the_order_of_their_names(hub, raw):
+    """datasets has them in a set, whose order differs from one process to the next."""
+    line = b'{"file_name": "a.png", "label": %d}\n'
+    parts = {f"{split}/{i}": i for split in SPLITS for i in range(8)}
+    hub.push(
+        REPO,
+        {f"{part}/a.png": picture(1) for part in parts}
+        | {f"{part}/metadata.jsonl": line % i for part, i in parts.items()},
+    )
+    assert [label for _, label in samples(raw, **PICTURES)["train"]] == [*range(8)]
+
+
+def test_files_that_are_not_read_are_counted(hub, raw, capsys):
+    """Those whose name is of no split, and pictures without a row of metadata."""
+    content = {f"{split}/{name}.png": picture(1) for split in SPLITS for name in "ab"} | {"more.png": picture(1)}
+    lines = {split: METADATA if split == "test" else METADATA.splitlines()[0] for split in SPLITS}
+    hub.push(REPO, content | {f"{split}/metadata.jsonl": text.encode() for split, text in lines.items()})
+    assert [len(rows) for rows in samples(raw, **PICTURES).values()] == [1, 1, 2]
+    said = capsys.readouterr().out
+    assert "files of the repository that are read: 3 of 3 .jsonl, 6 of 7 .png\n" in said
+    notes = [f"note: split {split}: 1 of 2 files have a row of metadata" for split in ("train", "validation")]
+    assert re.findall("note: split.*metadata", said) == notes
 
 
 # Errors
@@ -481,7 +514,7 @@ def test_pictures_in_an_archive_are_read_from_it(hub, raw):
     ("second", "words"),
     [
         ({"bytes": b"<html>", "path": None}, "cannot identify image file"),
-        ({"bytes": picture(7)[:-20], "path": None}, "image file is truncated"),
+        ({"bytes": b"", "path": None}, "the picture has 0 bytes."),
         (
             {"bytes": None, "path": "http://127.0.0.1:9/a.png"},
             "lies outside of the repository, at http://127.0.0.1:9/a.png",
@@ -516,12 +549,15 @@ def test_what_is_wrong_in_a_file_is_said_with_its_split(hub, raw):
 
 LINE = b'{"text": "a"}\n'
 LINES = {"train.jsonl": LINE, "validation.jsonl": LINE, "test.jsonl": LINE}
+COMMAS = dict.fromkeys(("train.csv", "validation.csv"), b'text,of,by\n"a, or\nb","book ""0""",c\n\n')
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (files(numbered()) | {"default/test-00000-of-00001.parquet": b"<html>" * 9}, "Parquet magic bytes not found"),
+        (COMMAS | {"test.csv": b"text,of,by\nit is 0,book 0,a,\n"}, r"test\.csv has 4 fields in line 2, but 3 columns"),
+        (COMMAS | {"test.csv": b"text,of,by\n\nit is 0,book 0\n"}, r"test\.csv has 2 fields in line 3, but 3 columns"),
         (LINES | {"test.jsonl": b""}, "split test of tester/some .* a file has no rows"),
         (LINES | {"README.md": b"---\nconfigs: [\n---\n"}, "YAML at the beginning of its README.md cannot be read"),
     ],
@@ -580,7 +616,8 @@ def test_the_login_of_the_user_is_used_and_the_home_is_left_alone(hub, raw, tmp_
     home = tmp_path / "own home"
     token = home / ".cache/huggingface/token"
     token.parent.mkdir(parents=True)
-    variables = {"HOME": str(home)}
+    nowhere = dict.fromkeys(("HF_HUB_CACHE", "HF_DATASETS_CACHE"), "/proc/nowhere")
+    variables = {"HOME": str(home)} | nowhere
     if place == "file":
         token.write_text("hf_mine\n")
     else:
@@ -599,20 +636,21 @@ def test_the_login_of_the_user_is_used_and_the_home_is_left_alone(hub, raw, tmp_
     assert not any("hf_mine" in path.read_text(errors="ignore") for path in raw.rglob("*") if path.is_file())
 
 
-def test_a_pointer_of_git_lfs_in_place_of_a_parquet_file_is_named(hub, raw):
-    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 3\n"
-    hub.repositories[REPO] = {f"{split}.parquet": pointer for split in SPLITS}
-    with pytest.raises(UserError, match=r"parquet cannot be read as Parquet: Parquet magic bytes not found"):
-        samples(raw)
+def test_a_parquet_file_is_read_in_parts(hub, raw, monkeypatch):
+    """Of one row group, most of which is not in memory."""
+    monkeypatch.setattr(reader, "BATCH", 2**20)
+    content = io.BytesIO()
+    pq.write_table(pa.table({"text": [os.urandom(2**15) for _ in range(512)]}), content, write_batch_size=64)
+    hub.push(REPO, files(numbered()) | {"default/train-00000-of-00001.parquet": content.getvalue()})
+    hub_download.download(data_set(), raw)
+    before = pa.total_allocated_bytes()
+    most = max(pa.total_allocated_bytes() - before for _ in reader.read(data_set(), raw)["train"])
+    assert most < len(content.getvalue()) / 2
 
 
-def test_rows_are_read_when_they_are_asked_for(hub, raw):
-    rows = [{"image": {"bytes": content, "path": None}} for content in (picture(1), picture(2), b"none")]
-    hub.repositories[REPO] = {f"{split}.parquet": table({"image": datasets.Image()}, rows) for split in SPLITS}
-    data = data_set(columns=["image"])
-    hub_download.download(data, raw)
-    train = iter(reader.read(data, raw)["train"])
-    assert next(train)[0].size == (4, 4)
-    assert next(train)[0].size == (4, 4)
-    with pytest.raises(UserError, match="row 2, column image"):
-        next(train)
+def test_the_clients_caches_of_the_user_are_not_used(monkeypatch):
+    monkeypatch.delitem(sys.modules, "huggingface_hub")
+    for name in ("HF_HOME", "HF_TOKEN_PATH", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.setenv(name, "/mine")
+    reader.libraries()
+    assert {name for name, value in os.environ.items() if value == "/mine"} == {"HF_TOKEN_PATH"}

@@ -1,13 +1,15 @@
 """Pictures and labels of any kind become the numbers that Pillow and NumPy alone give, or are refused."""
 
 import io
+import struct
+import zlib
 from collections import Counter
 from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from helpers.common import tiny_run
 from shardlab.data.encoders import encode
@@ -68,9 +70,37 @@ def test_frames_after_the_first_are_said():
     assert counts["pictures of several frames, of which the first is used"] == 1
 
 
-def test_12_bits_in_16_are_said():
-    _, counts = pictured(Image.fromarray(RAMP // 16), 1)
-    assert counts["pictures of 16 bits without a value above 4095, which may be 12 bits"] == 1
+def of_16_bits(values):
+    """A PNG of 16 bits per color, which Pillow does not write."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    height, width, bands = values.shape
+    head = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[bands], 0, 0, 0)
+    lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in values)
+    parts = (chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(lines)), chunk(b"IEND", b""))
+    return Image.open(io.BytesIO(b"\x89PNG\r\n\x1a\n" + b"".join(parts)))
+
+
+@pytest.mark.parametrize("bits", [12, 13, 16])
+@pytest.mark.parametrize("bands", [1, 3, 4])
+def test_16_bits_and_what_may_be_12_of_them_are_said(bits, bands):
+    values = RAMP >> (16 - bits)
+    color = np.stack([values] * 3 + [np.full_like(values, 65535)], -1)[..., :bands]
+    image, counts = pictured(Image.fromarray(values) if bands == 1 else of_16_bits(color))
+    assert abs(image - values / 257).max() <= 1
+    assert counts["pictures of 16 bits scaled to 8"] == 1
+    assert counts["pictures of 16 bits without a value above 4095, which may be 12 bits"] == (bits == 12)
+
+
+def test_a_picture_is_turned_as_its_exif_says():
+    picture, file = Image.fromarray(INK[..., :3]), io.BytesIO()
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    picture.save(file, "PNG", exif=exif)
+    image, _ = pictured(Image.open(file))
+    assert (image.transpose(1, 2, 0) == np.rot90(INK[..., :3], -1)).all()
 
 
 def test_floats_from_0_to_1_are_scaled_and_others_refused():
@@ -199,6 +229,7 @@ def test_vectors_that_are_no_numbers(x, words):
 
 
 def test_vectors_of_decimals():
-    part, _ = prepared([([Decimal("0.5"), 1], [True])], "regression", inputs=2, outputs=1)
-    assert part["x"].tolist() == [[0.5, 1.0]]
+    """And of one column per number."""
+    part, _ = prepared([([Decimal("0.5"), 1], [True]), (3, Decimal("0.5"), 7.0)], "regression", inputs=2, outputs=1)
+    assert (part["x"].tolist(), part["y"].tolist()) == ([[0.5, 1.0], [3.0, 0.5]], [[1.0], [7.0]])
     assert Counter(array.dtype.name for array in part.values()) == {"float64": 2}

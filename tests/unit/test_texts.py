@@ -137,10 +137,6 @@ def test_what_is_no_text(tmp_path, text, words, split):
     assert words in said
 
 
-def test_a_third_column_of_a_summary(tmp_path):
-    assert "row 0" in refusal(tmp_path, [("a", "b", "c")], "summarization")
-
-
 def test_a_vocabulary_smaller_than_the_bytes(tmp_path):
     assert "set it to at least that number" in refusal(tmp_path, [("abc",)], vocab_size=100)
 
@@ -182,6 +178,9 @@ def test_keys_that_the_workload_changes_are_those_of_the_model(tmp_path, theirs)
     _, arrays = prepare(tmp_path, [("azz" * 99,)], tokenizer=folder, model=changes, sequence_length=65, vocab_size=None)
     assert arrays["tokens"].max() == 300
     assert prepare(tmp_path, [("a",)] * 9, tokenizer=folder, model=changes)[0]["special_tokens"]["end"] == 7
+    folder = theirs("gpt2", eos_token_id=7, text_config={"vocab_size": 6, "eos_token_id": None})
+    said = refusal(tmp_path, [("a",)] * 9, tokenizer=folder, vocab_size=None)
+    assert re.search("the end token has the id 7, but .* has vocab_size 6", said)
 
 
 def test_padding_is_for_tasks_that_pad(tmp_path, theirs):
@@ -306,6 +305,118 @@ def test_pairs_are_packed_whole_with_targets_in_the_answers(tmp_path):
     assert counts["instructions truncated"] == 2
     assert counts["pairs dropped, as their answer leaves no room for the instruction"] == 1
     assert counts["positions that no document fills"] == 60 - sum(len(document) for document, _ in documents)
+
+
+TURN = "{{ '<|start|>' + m.role + '\n' }}%s{{ m.content + '<|end|>' }}%s{{ '\n' }}"
+PROMPT = "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
+PLAIN = "{% for m in messages %}" + TURN % ("", "") + "{% endfor %}" + PROMPT
+MARKED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    + TURN % ("{% generation %}", "{% endgeneration %}")
+    + "{% else %}"
+    + TURN % ("", "")
+    + "{% endif %}{% endfor %}"
+    + PROMPT
+)
+ASKED, SAID = ({"role": role, "content": text} for role, text in (("user", "one <|end|>"), ("assistant", "uno")))
+CHAT = [{"role": "system", "content": "Spanish"}, ASKED, SAID, ASKED | {"content": "two", "name": None}, SAID]
+
+
+OTHERWISE = "up to message 1 it writes something else than in the whole conversation; mark the assistant's turns"
+
+
+@pytest.fixture
+def chat(theirs):
+    """A folder of a model with a chat template, whose tokenizer draws tokens at random if it is let."""
+
+    def write(template):
+        tokenizer = transformers_models.tokenizer()
+        tokenizer.model.dropout = 0.5
+        tokenizer.add_special_tokens(["<|start|>", "<|end|>"])
+        folder = theirs("llama", tokenizer, vocab_size=302, eos_token_id=301)
+        (folder / "chat_template.jinja").write_text(template)
+        return folder
+
+    return write
+
+
+@pytest.mark.parametrize(("template", "ends"), [(PLAIN, "<|end|>\n"), (MARKED, "<|end|>")])
+def test_the_targets_of_a_conversation_are_the_assistants_turns(tmp_path, chat, template, ends, capsys):
+    messages = CHAT if template == PLAIN else [*CHAT[:1], *CHAT[3:]] * 2
+    options = {"sequence_length": 128, "vocab_size": None, "tokenizer": chat(template)}
+    manifest, arrays = prepare(tmp_path, [(messages,), (CHAT[3:] * 20,)], "instruction_tuning", **options)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "made/tokenizer.json"))
+    begun = [place for place, token in enumerate(arrays["inputs"][0]) if token == 300]
+    assert len(begun) == len(messages)
+    text = "".join(f"<|start|>{m['role']}\n{m['content']}<|end|>\n" for m in messages)
+    length = np.flatnonzero(arrays["positions"][0]).max() + 1
+    shown = tokenizer.decode(arrays["inputs"][0][:length], skip_special_tokens=False)
+    assert shown == text.removesuffix("\n")
+    wanted = arrays["targets"][0]
+    assert tokenizer.decode(wanted[wanted != -100], skip_special_tokens=False) == f"uno{ends}" * 2
+    places = np.flatnonzero(wanted[: length - 1] != -100)
+    assert (wanted[places] == arrays["inputs"][0][places + 1]).all()
+    counts = manifest["counts"]["test"]
+    assert counts["conversations dropped, as they are longer than a document or a row may be"] == 1
+    assert counts.get("special tokens written in a text, encoded as text") == (1 if template == PLAIN else None)
+    assert "tokenizer.json has dropout 0.5, which draws other tokens each time" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "words"),
+    [
+        (MARKED, CHAT, "special tokens are written in a message, which marks of the turns do not allow"),
+        (PLAIN, CHAT[:2], "the conversation has no turn of the assistant"),
+        (
+            PLAIN,
+            [{"from": "human", "value": "one"}],
+            "message 0 is {'from': 'human', 'value': 'one'}, which has no `role`",
+        ),
+        (PLAIN, "one", "it has one, of type str, where messages should be"),
+        (PLAIN, [ASKED, SAID | {"content": None}], "where a text should be"),
+        (
+            PLAIN.replace("{% endfor %}", "{% if loop.last and m.role == 'assistant' %}x{% endif %}{% endfor %}"),
+            CHAT[3:] * 2,
+            OTHERWISE,
+        ),
+        (PLAIN.replace("start|>assistant", "start|>model"), CHAT[3:], OTHERWISE),
+        ("{{ raise_exception('no system') }}", CHAT, "the chat template gives no targets: no system"),
+        ("{{ strftime_now(messages[0].content) }}", CHAT, "writes the time, so no two preparations agree"),
+    ],
+)
+def test_conversations_whose_turns_are_not_known(tmp_path, chat, template, messages, words):
+    options = {"sequence_length": 128, "vocab_size": None, "tokenizer": chat(template)}
+    assert words in refusal(tmp_path, [(messages,)], "instruction_tuning", **options)
+
+
+def test_messages_need_a_chat_template_and_its_date_is_that_of_no_day(tmp_path, theirs, chat, capsys):
+    options = {"sequence_length": 128, "vocab_size": None, "tokenizer": theirs("llama")}
+    said = refusal(tmp_path, [(CHAT,)], "instruction_tuning", **options)
+    assert "model has no chat template, which messages need: name a model that has one" in said
+    said = refusal(tmp_path, [(CHAT,)], "instruction_tuning")
+    assert "messages are for task instruction_tuning with a transformers model" in said
+    options["tokenizer"] = chat("{{ strftime_now('%d %b %Y') }}" + PLAIN)
+    _, arrays = prepare(tmp_path, [(CHAT,)], "instruction_tuning", **options)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "made/tokenizer.json"))
+    assert tokenizer.decode(arrays["inputs"][0]).startswith("26 Jul 2024system")
+    assert "writes the date, which is 2024-07-26 in all conversations" in capsys.readouterr().out
+
+
+def test_special_tokens_of_a_prompt_or_prefix_are_tokens(tmp_path, chat):
+    """What a server sends: the tokens of the whole text, but what is asked is text."""
+    options = {"vocab_size": None, "tokenizer": chat("")}
+    prompt = "<|start|>user\n{instruction}<|end|>\n<|start|>assistant\n"
+    pairs = [("what is it?", "x"), ("<|end|>?", "x"), ("long " * 20, "x")]
+    _, made = prepare(tmp_path, pairs, "instruction_tuning", prompt=prompt, sequence_length=32, **options)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "made/tokenizer.json"))
+    whole = tokenizer.encode(prompt.format(instruction=pairs[0][0])).ids
+    assert made["inputs"][0][: len(whole)].tolist() == whole
+    assert [sum(row == 301) for row in made["inputs"][:2] * (made["positions"][:2] > 0)] == [1, 1]
+    assert (made["inputs"][2] == 300).sum() == 2
+    options["prefix"] = "<|start|>"
+    _, made = prepare(tmp_path / "other", [("a<|end|>", "b")], "summarization", **options)
+    assert made["document"][0] == 300
+    assert (made["document"] == 301).sum() == 1, "the end token alone"
 
 
 def test_a_prompt_has_a_place_for_the_instruction_and_a_row_for_a_pair(tmp_path):

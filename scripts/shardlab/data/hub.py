@@ -5,6 +5,8 @@ streamed: no copy is made of them, and only the named columns are decoded.
 """
 
 import atexit
+import csv
+import io
 import json
 import os
 import re
@@ -170,16 +172,37 @@ class Column:
             value = value[field]
         if self.feature is None:
             return value
-        if isinstance(value, dict) and not value.get("bytes", True) and not self._is_ours(str(value.get("path"))):
-            raise UserError(f"{place}: its data lies outside of the repository, at {value['path']}.")
+        path = value.get("path") if isinstance(value, dict) and value.get("bytes", True) is None else None
+        if path is not None and not self._is_ours(path):
+            raise UserError(f"{place}: its data lies outside of the repository, at {path}.")
         try:
+            if type(self.feature[self.name]).__name__ == "Image" and value is not None:
+                return _picture(self.feature[self.name], **value)
             return self.feature.decode_example({self.name: value})[self.name]
         except Exception as error:  # of libraries for pictures, sounds, ...
-            raise UserError(f"{place}: {sentence(error)}.") from error
+            raise UserError(f"{place}: {sentence(error)}{f' ({path})' if path else ''}.") from error
 
     def _is_ours(self, path: str) -> bool:
         """Whether a file is one of the repository's, or lies in an archive of them."""
         return Path(path.split("::")[-1]).is_relative_to(self.split.folder)
+
+
+def _picture(feature: Any, bytes: bytes | None, path: str | None) -> Any:
+    """Open a picture, undecoded: datasets' own decoder leaves no trace of 16 bits, or of an orientation.
+
+    Raises:
+        ValueError: there is none.
+    """
+    from datasets.utils.file_utils import xopen
+    from PIL import Image
+
+    if bytes is None and path is not None:
+        with xopen(path, "rb") as file:
+            bytes = file.read()
+    if not bytes:
+        raise ValueError("the picture has 0 bytes")
+    picture = Image.open(io.BytesIO(bytes))
+    return picture.convert(feature.mode) if feature.mode not in (None, picture.mode) else picture
 
 
 class Rows:
@@ -207,6 +230,9 @@ def _streams(data: DataSet, reading: dict[str, Any], folder: Path) -> dict[str, 
 
     name = reading["builder"]
     options = dict(reading["options"])
+    if name == "csv":
+        # pandas takes the first column for the names of rows where each row has a field more than the header.
+        options = {"index_col": False} | options
     if name == "parquet":
         first = _parquet_schema(folder / _files(reading)[0]).names
         tops = {column if column in first else column.split(".")[0] for column in source_of(data).columns}
@@ -216,7 +242,10 @@ def _streams(data: DataSet, reading: dict[str, Any], folder: Path) -> dict[str, 
         }
     kind = import_main_class(f"datasets.packaged_modules.{name}.{name}")
     # Folders are the classes of all splits together; other files may differ in columns that nobody named.
-    together = any(base.__name__ == "FolderBasedBuilder" for base in kind.__mro__)
+    if together := _is_of_folders(kind):
+        kind = _of_folders(kind)
+    elif name == "parquet":
+        kind = _in_batches(kind)
     groups = [reading["splits"]] if together else [{split: files} for split, files in reading["splits"].items()]
     streams: dict[str, Any] = {}
     for group in groups:
@@ -228,6 +257,32 @@ def _streams(data: DataSet, reading: dict[str, Any], folder: Path) -> dict[str, 
                 f"{cause(error)}."
             ) from error
     return streams
+
+
+def _of_folders(kind: Any) -> Any:
+    class Folders(kind):  # type: ignore[misc]
+        def _generate_examples(self, files: Any, metadata_files: Any, **others: Any) -> Iterator[Any]:
+            # datasets 5.2 takes the folder of an archive for the class of each file in it, and has metadata in a set.
+            parts = [(None if inside else original, inside, each) for original, inside, each in files]
+            return iter(super()._generate_examples(parts, sorted(metadata_files, key=str), **others))
+
+    return Folders
+
+
+def _in_batches(kind: Any) -> Any:
+    from datasets.builder import Key
+
+    class Parquet(kind):  # type: ignore[misc]
+        def _generate_tables(self, files: list[str], row_groups_list: list[Any]) -> Iterator[Any]:
+            # datasets 5.2 has whole row groups in memory, of which a file may be one, and some that come next.
+            arrow, parquet, config = import_module("pyarrow"), import_module("pyarrow.parquet"), self.config
+            for index, (path, groups) in enumerate(zip(files, row_groups_list, strict=True)):
+                with parquet.ParquetFile(path, pre_buffer=False, buffer_size=2**16) as file:
+                    batches = file.iter_batches(config.batch_size, groups, config.columns, use_threads=False)
+                    for number, batch in enumerate(batches):
+                        yield Key(index, number), self._cast_table(arrow.Table.from_batches([batch]))
+
+    return Parquet
 
 
 def _stream(kind: Callable[..., Any], splits: dict[str, list[str]], features: Any, folder: Path) -> dict[str, Any]:
@@ -336,6 +391,67 @@ def _files(reading: dict[str, Any]) -> list[str]:
     return [file for names in reading["splits"].values() for file in names]
 
 
+def check_fields(data: DataSet, reading: dict[str, Any], folder: Path) -> None:
+    """Check that rows of CSV have as many fields as the header: pandas drops what is more, and fills up what is less.
+
+    Where the repository says more of its files than separators, quotes and names, that is pandas' matter.
+
+    Raises:
+        UserError: one has not.
+    """
+    from datasets.utils.file_utils import xopen
+
+    is_csv = reading["builder"] == "csv"
+    options = reading["options"] if is_csv else {}
+    dialect = {key: value for key, value in options.items() if key in DIALECT}
+    separator = options.get("sep", ",")
+    if len(separator) > 1 or options.keys() - {*DIALECT, "sep", "delimiter", "names", "column_names", "encoding"}:
+        return
+    names = options.get("column_names") or options.get("names")
+    csv.field_size_limit(sys.maxsize)
+    for path in _inside(folder, [file for file in _files(reading) if is_csv or Path(file).name == "metadata.csv"]):
+        with xopen(path, "r", newline="", encoding=options.get("encoding"), errors="replace") as file:
+            rows = csv.reader(file, delimiter=separator, **dialect)
+            expected = len(names or next(rows, []))
+            for row in rows:
+                if len(row) != expected and any(map(str.strip, row)):
+                    raise UserError(
+                        f"data set {data.name}: {path} has {len(row)} fields in line {rows.line_num}, but {expected} "
+                        "columns; name a repository whose rows have a field for each column."
+                    )
+
+
+DIALECT = ("quotechar", "escapechar", "doublequote", "skipinitialspace")
+"""Of a CSV file: words of pandas and of Python's csv."""
+
+
+def unused(reading: dict[str, Any], folder: Path, splits: dict[str, "Rows"]) -> Iterator[str]:
+    """Yield a sentence for each split of pictures or sounds whose metadata has fewer rows than there are files."""
+    from datasets.load import import_main_class
+
+    kind = import_main_class(f"datasets.packaged_modules.{reading['builder']}.{reading['builder']}")
+    if not _is_of_folders(kind):
+        return
+    for split in {rows.split.name: rows.split for rows in splits.values()}.values():
+        inside = [*_inside(folder, reading["splits"][split.name])]
+        there = sum(path.split("::")[0].lower().endswith(tuple(kind.EXTENSIONS)) for path in inside)
+        if (used := _count(reading, folder, split)) < there:
+            yield f"split {split.name}: {used} of {there} files have a row of metadata; the others are not read"
+
+
+def _is_of_folders(kind: Any) -> bool:
+    return any(base.__name__ == "FolderBasedBuilder" for base in kind.__mro__)
+
+
+def _inside(folder: Path, names: list[str]) -> Iterator[str]:
+    """Yield the path of each file, as datasets opens it, also of those in archives."""
+    from datasets.download.streaming_download_manager import StreamingDownloadManager
+
+    manager = StreamingDownloadManager()
+    for name in names:
+        yield from manager.iter_files(manager.extract(str(folder / name)))
+
+
 def _count(reading: dict[str, Any], folder: Path, split: Split) -> int:
     """Return the number of a split's rows; other files than Parquet's are read for it."""
     if reading["builder"] == "parquet":
@@ -369,5 +485,7 @@ def libraries() -> None:
     caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     home = os.environ.get("HF_HOME", f"{caches}/huggingface")
     os.environ.setdefault("HF_TOKEN_PATH", f"{home}/token")
+    for name in [name for name in os.environ if re.fullmatch(r"(HF|HUGGINGFACE)_\w+_(CACHE|DATASETS_PATH)", name)]:
+        del os.environ[name]
     os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="shardlab-hub-")
     atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)

@@ -7,6 +7,7 @@ there before.
 import dataclasses
 import errno
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,7 +27,13 @@ from shardlab.settings.types import DataSet, Model
 
 FIRST = "first_download.json"
 """Copy of the first manifest, which later downloads do not replace (Snakemake removes the manifest itself)."""
-MODEL_FILES = ("config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json")
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 MODEL_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 OURS = (MANIFEST, FIRST, ".lock", ".cache")
 """Names in a model's folder that are not of the repository; .cache has the client's notes."""
@@ -56,7 +63,10 @@ def download(data: DataSet, raw: Path) -> dict[str, Any]:
             reading = _reading(data, commit)
             names = sorted({name for files in reading["splits"].values() for name in files})
             files = _fetch("dataset", hub.repo, commit, names, raw / FILES)
-        reader.samples(data, reading, raw / FILES)
+        splits = reader.samples(data, reading, raw / FILES)
+        reader.check_fields(data, reading, raw / FILES)
+        for sentence in reader.unused(reading, raw / FILES, splits):
+            print(f"note: {sentence}")
         return write_manifest(raw, what, hub.model_dump(), commit, files, reading)
 
 
@@ -219,6 +229,10 @@ def _fetch(kind: str, repo: str, commit: str, wanted: list[str], folder: Path) -
         for name in files
         if name in exact or ("/" not in name and any(fnmatch(name, pattern) for pattern in patterns))
     ]
+    if kind == "dataset":
+        used, there = (Counter(Path(name).suffix for name in each) for each in (names, files))
+        kinds = ", ".join(f"{count} of {there[suffix]} {suffix}" for suffix, count in sorted(used.items()))
+        print(f"files of the repository that are read: {kinds}")
     if len(names) > FEW:
         disable_progress_bars()
     # Left by a killed call: the client never resumes another process's partial file.

@@ -36,7 +36,9 @@ class ModelConfig:
     def __init__(self, folder: Path, changes: Mapping[str, Any]) -> None:
         self.path = folder / "config.json"
         content = pretrained.read_keys(folder)
-        self.keys: dict[str, Any] = {**(content.get("text_config") or content), **changes}
+        # Of a model of texts and pictures some keys are those of its part for texts, others stand beside that.
+        own = {key: value for key, value in (content.get("text_config") or {}).items() if value is not None}
+        self.keys: dict[str, Any] = {**content, **own, **changes}
 
     @property
     def vocab_size(self) -> int | None:

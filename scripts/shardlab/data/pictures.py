@@ -27,23 +27,29 @@ def pixels(picture: Any, channels: int, size: int, background: str, counts: Coun
     """Convert a picture of Pillow to (channels, size, size): gray for one channel, else RGB. Its first frame counts.
 
     Values of 16 bits are divided by 257, floats from 0 to 1 are multiplied by 255, and what is transparent shows
-    ``background``, a color as CSS writes it. Pixels keep their place: an orientation in EXIF is not applied.
+    ``background``, a color as CSS writes it. A picture is turned upright, as its EXIF says.
 
     Raises:
         ValueError: it is no picture, cannot be decoded, or has values of no known range.
         UserError: the background is no color.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     if not isinstance(picture, Image.Image):
         kind = "missing" if picture is None else f"a {type(picture).__name__}"
         raise ValueError(f"the image is {kind}, not a picture of Pillow or an array of uint8")
+    # Pillow has no colors of 16 bits: what says that a file has them is gone once it is decoded.
+    cut = picture.mode not in WIDE and any(";16" in str(part) for part in getattr(picture, "tile", ()))
     try:
         picture.load()
     except Exception as error:  # of decoders, of many types
         raise ValueError(f"the picture cannot be decoded ({error})") from error
     if getattr(picture, "is_animated", False):
         counts["pictures of several frames, of which the first is used"] += 1
+    picture = ImageOps.exif_transpose(picture)
+    if cut:
+        colors = [picture.getchannel(band).getextrema() for band in picture.getbands() if band != "A"]
+        _count_16_bits(max(high for _, high in colors) * 257, counts)
     mode = "L" if channels == 1 else "RGB"
     shown = _composited(_of_8_bits(picture, counts), background, counts)
     if picture.mode != mode:
@@ -59,9 +65,7 @@ def _of_8_bits(picture: Image.Image, counts: Counter[str]) -> Image.Image:
 
     if picture.mode in WIDE:
         values = np.asarray(picture).astype(np.uint32)
-        counts["pictures of 16 bits scaled to 8"] += 1
-        if values.max() < 2**12:
-            counts["pictures of 16 bits without a value above 4095, which may be 12 bits"] += 1
+        _count_16_bits(values.max(), counts)
         gray = Image.fromarray(((values + 128) // 257).astype(np.uint8))
         if (key := picture.info.get("transparency")) is not None:
             gray.putalpha(Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8)))
@@ -77,6 +81,12 @@ def _of_8_bits(picture: Image.Image, counts: Counter[str]) -> Image.Image:
         counts["pictures of floats scaled from 0..1 to 8 bits"] += 1
         return Image.fromarray(np.rint(values * 255).astype(np.uint8))
     return picture
+
+
+def _count_16_bits(most: int, counts: Counter[str]) -> None:
+    counts["pictures of 16 bits scaled to 8"] += 1
+    if most < 2**12:
+        counts["pictures of 16 bits without a value above 4095, which may be 12 bits"] += 1
 
 
 def _composited(picture: Image.Image, background: str, counts: Counter[str]) -> Image.Image:

@@ -41,31 +41,48 @@ class Text(NamedTuple):
     unknown: int
     """Id of the token that stands for whatever the tokenizer does not know; -1: it has none."""
 
-    def ids(self, texts: list[str], counts: Counter[str]) -> list[list[int]]:
-        """Return the tokens of each text, without special tokens around them.
+    def ids(self, texts: list[str], counts: Counter[str], before: str = "", after: str = "") -> list[list[int]]:
+        """Return the tokens of each text between ``before`` and ``after``, without special tokens around them.
+
+        Special tokens that are written in these two, which are configuration, are tokens; in a text they are text.
 
         Raises:
             UserError: the model does not have one of them.
         """
-        encodings = self.encoder.encode_batch_fast(texts, add_special_tokens=False)
-        rows: list[list[int]] = [each.ids for each in encodings]
-        for text, row in zip(texts, rows, strict=True):
+        around = self.tokenizer if self.written_in(before + after) else self.encoder
+        whole = [f"{before}{text}{after}" for text in texts]
+        rows = [each.ids for each in around.encode_batch_fast(whole, add_special_tokens=False)]
+        for index, text in enumerate(texts):
             counts["blank texts"] += not text.strip()
-            counts["tokens that stand for what the tokenizer does not know"] += row.count(self.unknown)
-            if self.written and (found := self.written.findall(text)):
+            if found := self.written_in(text):
+                inside = self.encoder.encode(text, add_special_tokens=False).ids
                 special = {self.tokenizer.token_to_id(token) for token in found}
-                kind = "text" if special.isdisjoint(row) else "special tokens"
+                kind = "text" if special.isdisjoint(inside) else "special tokens"
                 counts[f"special tokens written in a text, encoded as {kind}"] += len(found)
-        if (
-            self.vocab_size is not None
-            and (most := max((max(row, default=0) for row in rows), default=0)) >= self.vocab_size
-        ):
+                if around is self.tokenizer:
+                    begin, end = (self.tokenizer.encode(side, add_special_tokens=False).ids for side in (before, after))
+                    rows[index] = begin + inside + end
+            counts["tokens that stand for what the tokenizer does not know"] += rows[index].count(self.unknown)
+        self.check(rows)
+        return rows
+
+    def written_in(self, text: str) -> list[str]:
+        """Return the special tokens that are written in a text."""
+        return self.written.findall(text) if self.written else []
+
+    def check(self, rows: list[list[int]]) -> None:
+        """Check that the model has all tokens.
+
+        Raises:
+            UserError: it does not.
+        """
+        most = max((max(row, default=0) for row in rows), default=0)
+        if self.vocab_size is not None and most >= self.vocab_size:
             needed = max(self.tokenizer.get_vocab().values()) + 1
             raise UserError(
                 f"the token {self.tokenizer.id_to_token(most)!r} of a text has the id {most}, but {self.where} has "
                 f"vocab_size {self.vocab_size}; set it to {needed}, or use the tokenizer that the model was made with."
             )
-        return rows
 
     def token(self, name: str) -> int:
         """Return the id of a special token.
@@ -111,6 +128,8 @@ def checked_text(value: Any) -> str:
     if not isinstance(value, str):
         missing = value is None or (isinstance(value, float) and math.isnan(value))
         hint = " (in CSV, empty fields and words such as NA, null or None are read as missing)" if missing else ""
+        if isinstance(value, list):
+            hint = " (messages are for task instruction_tuning with a transformers model, whose template they need)"
         raise ValueError(f"it has {str(value)[:40]}, of type {type(value).__name__}, where a text should be{hint}")
     try:
         value.encode()
@@ -141,6 +160,9 @@ def model_encoder(data: DataSet) -> Text:
         raise UserError(f"{path} is not a tokenizer of the tokenizers library ({error}); recreate it.") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if dropout := getattr(tokenizer.model, "dropout", None):
+        print(f"note: {path} has dropout {dropout}, which draws other tokens each time; texts are encoded without it")
+        tokenizer.model.dropout = None
     config = ModelConfig(folder, data.model)
     config.check_lengths(data.options)
     sizes = [(config.vocab_size, str(config.path)), (data.options.get("vocab_size"), "the workload")]

@@ -90,7 +90,7 @@ class RuleFiles:
     def downloads_of_data_set(self, wildcards: Any) -> list[str]:
         """Return the download and the tokenizer that a data set is prepared from."""
         data = self.call.data_set(wildcards.dataset)
-        return raw_files(data) + model_files(data.tokenizer, ["tokenizer.json"])
+        return raw_files(data) + model_files(data.tokenizer, ["tokenizer*.json", "chat_template.jinja"])
 
     def dumping_training(self, wildcards: Any) -> list[str]:
         """Return the file that marks a script's training as complete, whose dumps a diagnosis reads; empty for a run

@@ -75,6 +75,18 @@ def parts_of(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
         yield part
 
 
+def sized(samples: Samples, *counts: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the samples.
+
+    Raises:
+        ValueError: one has another number of values than ``counts``.
+    """
+    for sample in samples:
+        if len(sample) not in counts:
+            raise ValueError(f"it has {len(sample)} value{'s' * (len(sample) != 1)}")
+        yield sample
+
+
 @contextmanager
 def _placed(samples: Located, expected: str) -> Iterator[None]:
     """Make a UserError with the place of the sample that was read last.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardlab.data.encoders import Arrays, parts_of
+from shardlab.data.encoders import Arrays, parts_of, sized
 from shardlab.data.pictures import class_number, pixels
 from shardlab.data.samples import Samples
 from shardlab.data.text import Text
@@ -29,7 +29,7 @@ def encode(data: DataSet, samples: Samples, text: Text | None, counts: Counter[s
             raise ValueError(f"the image is {array.dtype} {array.shape}, not uint8 {(channels, size, size)}")
         return array
 
-    converted = ((image(picture), _label(label, classes)) for picture, label in samples)
+    converted = ((image(picture), _label(label, classes)) for picture, label in sized(samples, 2))
     for part in parts_of(converted, lambda sample: sample[0].nbytes):
         images, labels = zip(*part, strict=True)
         yield {"images": np.stack(images), "labels": np.array(labels, dtype=np.int64)}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from shardlab.data.encoders import Arrays, parts_of
+from shardlab.data.encoders import Arrays, parts_of, sized
 from shardlab.data.samples import Samples
 from shardlab.data.text import Text, checked_text
 from shardlab.errors import UserError
@@ -25,7 +25,7 @@ def encode(data: DataSet, samples: Samples, text: Text, counts: Counter[str]) ->
         UserError: a split is shorter than one window.
     """
     length, end = data.options["sequence_length"], text.token("end")
-    texts = (checked_text(sample) for (sample,) in samples)
+    texts = (checked_text(sample) for (sample,) in sized(samples, 1))
     left = np.empty(0, np.int32)
     whole = 0  # windows
     for part in parts_of(texts, lambda text: TOKEN * len(text)):

@@ -7,19 +7,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardlab.data.encoders import Arrays, parts_of
+from shardlab.data.encoders import Arrays, parts_of, sized
 from shardlab.data.samples import Samples
 from shardlab.data.text import Text
 from shardlab.settings.types import DataSet
 
 TEXT = False
-SAMPLE = "two vectors of `inputs` and `outputs` numbers"
+SAMPLE = "two vectors of `inputs` and `outputs` numbers, or these numbers one by one"
 
 
 def encode(data: DataSet, samples: Samples, text: Text | None, counts: Counter[str]) -> Iterator[Arrays]:
-    """Encode samples (vector, vector)."""
+    """Encode samples (vector, vector), or of a number per column."""
     inputs, outputs = data.options["inputs"], data.options["outputs"]
-    vectors = ((_vector("x", x, inputs), _vector("y", y, outputs)) for x, y in samples)
+    pairs = (
+        (sample[:inputs], sample[inputs:])
+        if len(sample) == inputs + outputs and not any(map(np.ndim, sample))
+        else sample
+        for sample in sized(samples, 2, inputs + outputs)
+    )
+    vectors = ((_vector("x", x, inputs), _vector("y", y, outputs)) for x, y in pairs)
     for part in parts_of(vectors, lambda sample: sample[0].nbytes + sample[1].nbytes):
         x, y = (np.stack(column) for column in zip(*part, strict=True))
         yield {"x": x, "y": y}

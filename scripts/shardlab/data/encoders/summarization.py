@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shardlab.data.encoders import Arrays, parts_of
+from shardlab.data.encoders import Arrays, parts_of, sized
 from shardlab.data.samples import Samples
 from shardlab.data.text import Text, checked_text
 from shardlab.settings.types import DataSet
@@ -26,11 +26,11 @@ def encode(data: DataSet, samples: Samples, text: Text, counts: Counter[str]) ->
     prefix = data.options.get("prefix", "")
     start, end = text.token("start"), text.token("end")
     text.token("pad")  # batches are filled up with it
-    texts = ((prefix + checked_text(document), checked_text(summary)) for document, summary in samples)
+    texts = ((checked_text(document), checked_text(summary)) for document, summary in sized(samples, 2))
     for part in parts_of(texts, lambda sample: TOKEN * sum(map(len, sample))):
         arrays: Arrays = {}
         for name, column in zip(longest, zip(*part, strict=True), strict=True):
-            tokens = text.ids(list(column), counts)
+            tokens = text.ids(list(column), counts, prefix if name == "document" else "")
             counts[f"{NAMES[name]} truncated to {name}_tokens"] += sum(len(ids) >= longest[name] for ids in tokens)
             rows = [[*ids[: longest[name] - 1], end] for ids in tokens]
             if name == "summary":
