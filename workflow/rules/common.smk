@@ -11,9 +11,7 @@ with call_start.as_workflow_error():
     call_start.take_over(sys.argv[1:], Path.cwd())
     CALL = CallRuns(config, sys.argv[1:], workflow.config_settings.overwrite_config)
     REQUESTS = JobRequests(CALL)
-    call_start.note_done(
-        sys.argv[1:], Path.cwd(), CALL.requested.values(), CALL.frozen
-    )
+    call_start.note_done(sys.argv[1:], Path.cwd(), CALL.requested.values(), CALL.frozen)
 
 dry_run.announce(workflow, CALL.runs)
 
