@@ -4,8 +4,8 @@ Prints each change that no test of its layer fails with. Unlike the faults of th
 is printed is a threshold, or a quantity, that no test knows, unless the change makes no difference.
 """
 
+import argparse
 import ast
-import sys
 import tempfile
 from copy import copy
 from pathlib import Path
@@ -86,8 +86,10 @@ def faults(file, tests):
 
 
 def main():
-    words = sys.argv[1] if len(sys.argv) > 1 else ""
-    every = [each for files, tests in LAYERS.items() for file in files if words in file for each in faults(file, tests)]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", nargs="?", default="", help="only files with this in their path")
+    part = parser.parse_args().file
+    every = [each for files, tests in LAYERS.items() for file in files if part in file for each in faults(file, tests)]
     running.warm()
     with tempfile.TemporaryDirectory(prefix="operators-") as place:
         runs = running.work_off([Run(fault.tests, fault) for fault in every], running.copies(Path(place)))
