@@ -1,6 +1,7 @@
 """The command: its options, and what can be compared."""
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -57,7 +58,10 @@ def run(args: argparse.Namespace) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(found.sentence if args.output else page)
+    try:
+        print(found.sentence if args.output else page, flush=True)
+    except BrokenPipeError:  # its reader, as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return int(found.first is not None)
 
 

@@ -233,16 +233,21 @@ def norm_of(view: View, kind: str, names: Iterable[str] | None = None) -> float:
 
 
 def _limit_of(view: View, times: float, norm: float) -> float | None:
-    """Return the limit to which a factor below 1 clips a norm: one that the trainings say, or a round number."""
+    """Return the limit to which a factor below 1 clips a norm: one that the trainings say, or a round number that it is
+    to rounding, if the factor is no number of ranks or micro-batches.
+    """
     if not 0 < times < 1:
         return None
     found = times * norm
     stated = [capture.shown(view.step).get("max_grad_norm") for capture in view.pair.captures]
     rounded = float(f"{found:.2g}")
-    for limit in [*(each for each in stated if each), *[rounded] * (found > 0)]:
+    limits = [(float(each), 10.0) for each in stated if each]
+    if found > 0 and not meaning(view.pair, view.step, times, view.near):
+        limits.append((rounded, 0.05))
+    for limit, near in limits:
         # PyTorch divides by the norm plus 1e-6.
-        if view.same(found, limit, 10) or view.same(found, limit * norm / (norm + 1e-6), 10):
-            return float(limit)
+        if view.same(found, limit, near) or view.same(found, limit * norm / (norm + 1e-6), near):
+            return limit
     return None
 
 
@@ -464,15 +469,19 @@ def _decay(view: View) -> Iterator[Formula]:
 def _decay_of_squares(view: View, own: dict[str, Fit]) -> bool:
     """Return whether second moments are those of the gradients to which decay was added, as the first moments say."""
     gradient, settings = view.gradients(1), moments(view)
-    if gradient is None or not {"exp_avg", "exp_avg_sq"} <= settings.keys():
+    squares = [name for name in view.names if name.endswith("_sq")]
+    # Where the reference's gradients have the decay, the squares are known of this training's.
+    found = _of_moments(view, "exp_avg_sq", squares, view.actual)
+    second = settings["exp_avg_sq"][1] if "exp_avg_sq" in settings else found[1][1] if found else None
+    if gradient is None or second is None or "exp_avg" not in settings:
         return False
-    first, second = settings["exp_avg"][1], settings["exp_avg_sq"][1]
+    first, decay = settings["exp_avg"][1], settings["exp_avg"][2]
 
     def predicted(name: str) -> Tensor:
         added = own[name.removesuffix("_sq")].solved[0] / first * view.before(name)
-        return view.expected(name) + second * (2 * gradient(name) * added + added**2)
+        usual = gradient(name) + decay / first * view.before(name)
+        return view.expected(name) + second * (2 * usual * added + added**2)
 
-    squares = [name for name in view.names if name.endswith("_sq")]
     return all(name.removesuffix("_sq") in own for name in squares) and bool(view.holds("", squares, predicted))
 
 

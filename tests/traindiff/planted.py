@@ -222,6 +222,7 @@ ONE = {
     "half the rate": {"optimizer": lambda p: adamw(p, lr=RATE / 2), "clip": None},
     "betas": {"optimizer": lambda p: adamw(p, betas=(0.9, 0.95)), "clip": None},
     "eps": {"optimizer": lambda p: adamw(p, eps=1e-3), "clip": None},
+    "decay in the update": {"clip": None},
     "decay in the gradient": {"optimizer": lambda p: torch.optim.Adam(p, RATE, weight_decay=0.1), "clip": None},
     "samples of the next step": {"rows": off_by_one, "clip": None},
     "shifted": {"own": "shifted", "limit": math.inf},

@@ -79,6 +79,10 @@ ALONE = {
         "plain",
         "optimizer state; decay: 0.1 times the weights of 0.bias, 0.weight, 2.bias and 1 more",
     ),
+    "decay in the update": (
+        "decay in the gradient",
+        "optimizer state; decay: -0.1 times the weights of 0.bias, 0.weight, 2.bias and 1 more",
+    ),
     "gradients not cleared": ("plain", "gradient; previous gradient: 1 times that of step 0 is added"),
     "samples of the next step": ("plain", "samples; other samples: those of step 2"),
     "resumed without the count": ("resumed", "update; steps counted anew: 0, not 2"),
@@ -288,3 +292,10 @@ def test_hints_say_what_would_tell_more(compare):
     hints = page.partition("## What would tell more")[2]
     for each in ("`dumped.samples(losses)`", "`dumped.note(ids=...)`", "`--twin`", "float64", "`--ranks dp=N`"):
         assert each in hints
+
+
+@pytest.mark.parametrize(("norm", "cause"), [(0.24, "clip: to a norm of 0.12"), (0.24008, "a factor of 0.5")])
+def test_a_factor_clips_if_the_norm_is_round_to_rounding(compare, norm, cause):
+    whole = torch.cat([value.flatten() for value in TENSORS.values()]).norm()
+    _, page = compare({"gradients": times(norm / whole / 2)}, {"gradients": times(norm / whole)})
+    assert f"; cause: {cause}.**" in page
