@@ -62,7 +62,10 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
         mixes = any(map(contents.is_batch_norm, model.modules())) and not written.sync_batch_norm
         (answer,) = ranks(1).call(one_process, single, place)
         if answer.refusal or answer.failure:
-            raise UserError(answer.refusal or f"the model of {folder} does not run in one process: {answer.failure}.")
+            raise UserError(
+                answer.refusal
+                or f"the tiny model of {folder} that proofs train does not run in one process: {answer.failure}."
+            )
         if refusal := answer.value:
             yield from (Proof(name, "refused", refusal) for name in strategies)
             return

@@ -77,7 +77,9 @@ def _of_pictures(folder: Path) -> tuple[dict[str, int], int]:
     """Return the shape of the pictures that the tiny model takes, and its number of classes."""
     config = json.loads((folder / "config.json").read_text())
     own = next((each for each in (config, config.get("vision_config", {})) if "image_size" in each), config)
-    shape = {"channels": own.get("num_channels", 3), "image_size": own.get("image_size", ANY_PICTURE)}
+    size = own.get("image_size", ANY_PICTURE)
+    size = size[0] if isinstance(size, list) else size
+    shape = {"channels": own.get("num_channels", 3), "image_size": size}
     return shape, len(config.get("id2label") or {}) or 2
 
 

@@ -18,7 +18,7 @@ from shardlab.settings.variants import ALONE, NEEDS
 
 OF_CLASSES = ("classification", "summarization", *CAUSAL)
 """Tasks whose loss is a cross-entropy."""
-TWO_STACKS = "two stacks of layers (encoder and decoder, with position biases of their own)"
+TWO_STACKS = "two stacks of layers (an encoder and a decoder)"
 
 
 def check_degrees(strategy: Strategy, where: str) -> None:
