@@ -176,6 +176,7 @@ FAULTY = [
     (LLAMA | {"num_hidden_layers": "4"}, ": Field 'num_hidden_layers' expected int, got str (value: '4'); correct it"),
     (LLAMA | {"hidden_size": 32.5}, ": Field 'hidden_size' expected int, got float (value: 32.5); correct it"),
     (LLAMA | {"hidden_size": 10**12}, " cannot be read as a model for language_modelling "),
+    (LLAMA | {"attention_dropout": 1.5}, "attention_dropout is 1.5; a probability is from 0 to 1"),
     (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers is 0; a model has at least one layer"),
     (LLAMA | {"vocab_size": -5}, ": Trying to create tensor with negative dimension -5"),
     (

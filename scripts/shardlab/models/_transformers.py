@@ -226,6 +226,9 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
     layers, before = (getattr(each, "num_hidden_layers", 1) for each in (config, unchanged))
     if isinstance(layers, int) and layers < 1:
         raise UserError(f"{folder}/config.json: num_hidden_layers is {layers}; a model has at least one layer.")
+    for key, value in _probabilities(config.to_dict()):
+        if not 0 <= value <= 1:  # of which the library learns in training alone
+            raise UserError(f"{folder}/config.json: {key} is {value}; a probability is from 0 to 1.")
     if layers != before and before > 1:
         for key, value in [*vars(config).items()]:
             if isinstance(value, list) and len(value) == before and key not in args:
@@ -365,6 +368,15 @@ def _reason(error: Exception, values: Mapping[str, Any]) -> str:
             return f"rope_parameters has no {wrong}, and each kind of its layers needs its own"
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].rstrip(".:")
+
+
+def _probabilities(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the probabilities of dropout in a configuration, also in its parts."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _probabilities(value)
+        elif isinstance(value, float) and re.fullmatch(r".*(dropout|pdrop|drop_rate|drop_path_rate|layerdrop).*", key):
+            yield key, value
 
 
 def _keys_with(wanted: Any, values: Mapping[str, Any]) -> Iterator[str]:
