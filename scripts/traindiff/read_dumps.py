@@ -45,25 +45,8 @@ SHOWN = re.compile(r"step[-_.=]?(\d+)\.json")
 UNREDUCED = "unreduced"
 UNREDUCED_FILE = re.compile(rf"{UNREDUCED}-(\d+)\.rank(\d+)\.safetensors")
 HUGGING_FACE = re.compile(r"(?<![a-z])checkpoint-(\d+)(?!\d)")
-SAFETENSORS = "safetensors.torch.save_file"
-PREPARED = f"{{name: value.clone() for name, value in state.items()}}, 'weights-N.safetensors') ({SAFETENSORS})"
-FORMATS = (
-    ("*.nemo", "NeMo's archive", "unpack it (`tar -xf`) and convert the checkpoint in it"),
-    ("*.distcp", "a distributed checkpoint (torchtitan, NeMo, Megatron)",
-     "`python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER weights.pt`, then save_file("
-     f"{PREPARED}"),
-    ("*zero_pp_rank_*", "DeepSpeed's ZeRO checkpoint",
-     "`python zero_to_fp32.py . weights-N --safe_serialization` in its folder"),
-    ("mp_rank_*", "a checkpoint of Megatron or DeepSpeed",
-     "export it to safetensors: Megatron Bridge for Megatron; for DeepSpeed, take torch.load(FILE)['module'] and "
-     f"save_file({PREPARED}"),
-    ("*.ckpt", "Lightning's checkpoint",
-     f"take state = torch.load(FILE, weights_only=True)['state_dict'] and save_file({PREPARED}"),
-    ("pytorch_model*.bin", "Hugging Face's old format", "load the model and call save_pretrained()"),
-    ("*.pt", "a file of torch.save", f"take state = torch.load(FILE, weights_only=True) and save_file({PREPARED}"),
-    ("*.pth", "a file of torch.save", f"take state = torch.load(FILE, weights_only=True) and save_file({PREPARED}"),
-)  # fmt: skip
-"""File names of formats that are not safetensors, the more specific first."""
+OTHER_FORMATS = ("*.nemo", "*.distcp", "*.ckpt", "*.bin", "*.pt", "*.pth")
+"""File names of formats that are not safetensors."""
 
 
 @dataclass
@@ -281,9 +264,13 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def conversion(source: Path) -> str | None:
-    """Return how to convert a file or folder without safetensors; None: it is of no known format."""
-    for pattern, what, how in FORMATS:
+    """Return what to do with a file or folder without safetensors; None: it is of no known format."""
+    for pattern in OTHER_FORMATS:
         found = [source] if source.is_file() and source.match(pattern) else source.rglob(pattern)
         if (path := next(iter(found), None)) is not None:
-            return f"{path} is {what}, not safetensors; to compare it: {how}."
+            return (
+                f"{path} is not safetensors; to compare it, load its tensors with the trainer's own function (or "
+                "torch.load(FILE, weights_only=True)) and write them by name: safetensors.torch.save_file({name: "
+                "value.clone() for name, value in tensors.items()}, 'weights-N.safetensors')."
+            )
     return None

@@ -271,28 +271,14 @@ def test_names_of_files(path, name):
     assert read_dumps._file(Path(path)) == name
 
 
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("lightning_logs/version_0/checkpoints/epoch=0-step=1.ckpt", "Lightning's checkpoint"),
-        ("global_step1/mp_rank_00_model_states.pt", "a checkpoint of Megatron or DeepSpeed"),
-        ("global_step1/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_to_fp32.py"),
-        ("iter_0000001/mp_rank_00/model_optim_rng.pt", "Megatron Bridge"),
-        ("step-1/__0_0.distcp", "dcp_to_torch"),
-        ("model.nemo", "unpack it"),
-        ("checkpoint-1/pytorch_model.bin", "save_pretrained"),
-    ],
-)
-def test_a_checkpoint_of_another_format_is_refused_with_how_to_convert_it(path, words, tmp_path, capsys):
+@pytest.mark.parametrize("path", ["version_0/epoch=0-step=1.ckpt", "step-1/__0_0.distcp", "checkpoint-1/model.bin"])
+def test_a_checkpoint_of_another_format_is_refused_with_how_to_convert_it(path, tmp_path, capsys):
     file = tmp_path / path
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(parents=True)
     file.write_bytes(b"PK")
     for source in (tmp_path, file):
-        if source.is_dir() or "mp_rank" not in path:
-            assert command_line.main([str(source), str(source)]) == 2
-            error = capsys.readouterr().err
-            assert words in error
-            assert path.split("/")[0] in error
+        assert command_line.main([str(source), str(source)]) == 2
+        assert f"{file} is not safetensors; to compare it, load its tensors" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("prefix", ["module.", "module.module.", "_orig_mod.module.", "module._orig_mod."])
