@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -333,8 +334,8 @@ logging.basicConfig(level=1), logging.getLogger("shardlab").setLevel(1), sys.set
 
 def test_nothing_of_a_job_and_of_the_server_reaches_the_next_job(write, tmp_path, request):
     """It has the state of a new process that imported the same, in the real server."""
-    ignored = signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # by jobs in a shell's background
-    request.addfinalizer(lambda: signal.signal(signal.SIGQUIT, ignored))
+    for number in (signal.SIGQUIT, signal.SIGHUP):  # which a job in a shell's background, or under nohup, ignores
+        request.addfinalizer(partial(signal.signal, number, signal.signal(number, signal.SIG_DFL)))
     address = servers.server(("-c", VERB, str(tmp_path)))
     given = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/scripts", **SERVED}
 

@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import charts as benchmark_charts
 import pandas as pd
 import pytest
 
@@ -293,25 +292,6 @@ def test_names_of_strategies_never_overlap_in_a_picture():
     hidden = re.findall(r'<text[^>]*opacity="0"[^>]*>(name\d+)<', picture)
     assert 30 <= len(hidden) < 38
     assert not {"name0", "name39"} & {*hidden}
-
-
-MEASURED = {
-    "peers": "strategy,size,trainer,to bare,standard error\nsingle,tiny,bare,1,0\nsingle,tiny,shardlab,1.1,.1\n",
-    "checkpoints": 'strategy,size,"synchronous, in steps","asynchronous, in steps"\nfsdp,tiny,3,4\n',
-    "scaling": "strategy,ranks,tensor MiB per rank,sent MiB per rank and step,step ms\nddp,1,1,0,1\nddp,2,1,1,1\n",
-    "sweeps": "runs,jobs,dry run s,bare s,one job reads s,resolve one s,summarize s\n10,38,3,2,2,1,1\n",
-}
-"""What `make bench` leaves: file, its first columns and rows."""
-
-
-def test_benchmarks_have_their_charts(tmp_path, monkeypatch):
-    for name, text in MEASURED.items():
-        (tmp_path / f"{name}.csv").write_text(text)
-    monkeypatch.setattr("sys.argv", ["charts.py", "--folder", str(tmp_path)])
-    benchmark_charts.main()
-    shown = ("relative to", "asynchronous", "step ms", "bare Snakefile")
-    for name, words in zip(MEASURED, shown, strict=True):
-        assert words in (tmp_path / f"{name}.svg").read_text()
 
 
 def test_a_run_that_measured_nothing_leaves_its_cells_empty(tmp_path):
