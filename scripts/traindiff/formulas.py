@@ -665,10 +665,11 @@ def _moments(view: View) -> Iterator[Formula]:
     is_factor = same and decays and len(_distinct(times, view)) == 1
     if is_factor:
         fit = Fit([sign * times[0]], fit.left, fit.values, fit.tensors)
-    if is_factor and not (said := _coefficients_said(view)):
+    by_factor = is_factor and not _coefficients_said(view)
+    if by_factor:
         shown_factor = f"gradient in the optimizer = {number(sign * times[0])} x the reference's"
         yield of_clipping(view, sign * times[0], fit, shown_factor)
-    if not decays or (is_factor and not said and len(usual) > 1):
+    if not decays or (by_factor and len(usual) > 1):
         return
     if (
         view.step > view.pair.steps[0]

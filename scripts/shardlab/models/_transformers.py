@@ -284,19 +284,26 @@ def _without_field(config: PreTrainedConfig, values: Mapping[str, Any], place: s
         own = vars(config).get(key)
         if isinstance(value, dict) and isinstance(own, PreTrainedConfig):
             yield from _without_field(own, value, f"{place}{key}.")
-        elif isinstance(value, dict) and key in ("rope_scaling", "rope_parameters"):
-            yield from _unknown_of_positions(value, f"{place}{key}.")
+        elif isinstance(value, dict) and key in POSITIONS:
+            yield from ((where, unknown) for where, unknown, _ in _unknown_of_positions(value, f"{place}{key}."))
         elif _is_ignored(config, key) and value is not None and not key.startswith(("_", *READ_OF_ANY)):
             yield place, key
 
 
-def _unknown_of_positions(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the same of rotary positions, which some models have for each kind of layers."""
+POSITIONS = ("rope_scaling", "rope_parameters")
+"""Keys with a dictionary of rotary positions."""
+
+
+def _unknown_of_positions(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str, set[str]]]:
+    """Yield the keys of rotary positions that the library does not know, where they are, and which of its own are not
+    there; some models have such a dictionary for each kind of layers.
+    """
+    known = RopeParameters.__annotations__.keys()
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _unknown_of_positions(value, f"{place}{key}.")
-        elif key not in RopeParameters.__annotations__:
-            yield place, key
+        elif key not in known:
+            yield place, key, known - values.keys()
 
 
 def _is_ignored(config: PreTrainedConfig, key: str) -> bool:
@@ -326,8 +333,9 @@ def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator
     for key, value in values.items():
         if isinstance(value, dict) and isinstance(vars(config).get(key), PreTrainedConfig):
             yield from _misspelled(vars(config)[key], value)
-        if isinstance(value, dict) and key in ("rope_scaling", "rope_parameters"):
-            yield from _misspelled_positions(value)
+        if isinstance(value, dict) and key in POSITIONS:
+            for _, wrong, absent in _unknown_of_positions(value):
+                yield from ((wrong, meant) for meant in get_close_matches(wrong, absent, n=1, cutoff=CLOSE))
         if not _is_ignored(config, key):
             continue
         cutoff = CLOSE_NUMBER if type(value) is int else CLOSE
@@ -342,16 +350,6 @@ def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator
 def _spells_out(key: str, short: str) -> bool:
     """Return whether a key has its last word longer than another one: hidden_activation and hidden_act."""
     return len(short) >= SPELLED and key.startswith(short) and "_" not in key.removeprefix(short)
-
-
-def _misspelled_positions(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the same of rotary positions, which some models have for each kind of layers."""
-    known = RopeParameters.__annotations__.keys()
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _misspelled_positions(value)
-        elif key not in known:
-            yield from ((key, meant) for meant in get_close_matches(key, known - values.keys(), n=1, cutoff=CLOSE))
 
 
 def _reason(error: Exception, values: Mapping[str, Any]) -> str:
