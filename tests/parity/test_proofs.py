@@ -90,7 +90,7 @@ def test_what_a_proof_does_not_show_is_said():
     config = transformers.SeedOssConfig(sparse_span=96, span_dim=96)
     assert tiny_config.about(config) == [
         "not exercised, as no rule knows whether it is a length: sparse_span 96",
-        "proven without dropout: attention_dropout 0.1, residual_dropout 0.1",
+        "proven without dropout and noise: attention_dropout 0.1, residual_dropout 0.1",
     ]
 
 

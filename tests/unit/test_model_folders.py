@@ -124,6 +124,14 @@ def test_weights_that_the_library_ignores_are_named(tmp_path, capsys, kind, name
     )
 
 
+def test_that_weights_are_quantized_is_said(tmp_path, capsys):
+    quantized = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    path = transformers_models.make("llama", tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | quantized))
+    create(tmp_path)
+    assert "quantized, and train as the float32 values that they stand for" in capsys.readouterr().out
+
+
 def test_only_what_the_library_ties_has_to_be_one(tmp_path):
     config = tiny_config.tiny(CONFIG_MAPPING["t5gemma"]())  # two embeddings, of which one is the output layer
     transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path)
@@ -162,7 +170,11 @@ def test_a_loss_of_the_router_is_refused_where_the_library_has_one(tmp_path, kin
 def test_weights_in_several_files_are_taken_and_a_missing_one_is_named(tmp_path):
     transformers.LlamaForCausalLM(transformers_models.CONFIGS["llama"]).save_pretrained(tmp_path, max_shard_size="20KB")
     create(tmp_path)
-    (tmp_path / "model-00001-of-00006.safetensors").unlink()
+    first = tmp_path / "model-00001-of-00006.safetensors"
+    first.write_bytes(first.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"its weights are no whole file of safetensors .*; copy them again, or"):
+        create(tmp_path)
+    first.unlink()
     with pytest.raises(UserError, match=r"model-00001-of-00006\.safetensors; copy that file into the folder, or"):
         create(tmp_path)
 
@@ -191,6 +203,7 @@ FAULTY = [
     (LLAMA | {"rope_scaling": {"rope_type": "yarnn", "factor": 2.0}}, ": rope_type cannot be 'yarnn'; correct its"),
     (LLAMA | {"dtype": "float33"}, "has no attribute 'float33'"),
     ({"model_type": "qwen3_vl"}, "(AutoModelForCausalLM): the library has none of type qwen3_vl; "),
+    ({"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1]}, " at `has_rope = self.no_rope_layers["),
     ({"model_type": "dots3_note"}, " a tiny Dots3NoteConfig: "),
     *(
         ({key: value for key, value in LLAMA.items() if key != meant} | {wrong: value}, f"{wrong} has no effect in ")
@@ -285,9 +298,10 @@ def test_a_tiny_classifier_takes_its_pictures(tmp_path, kind):
 
 
 def test_a_size_of_pictures_is_a_key_of_models_that_have_one(tmp_path):
-    for kind in ("resnet", "clip"):
+    for kind in ("resnet", "clip", "hiera"):
         CONFIG_MAPPING[kind]().save_pretrained(tmp_path / kind)
     _transformers.check("classification", str(tmp_path / "resnet"), {"classes": 5, "image_size": 32})
+    _transformers.check("classification", str(tmp_path / "hiera"), {"classes": 5, "image_size": 224})  # a list
     with pytest.raises(UserError, match=r"config\.json \(CLIPConfig\) has no key image_size"):  # its parts have
         _transformers.check("classification", str(tmp_path / "clip"), {"classes": 5, "image_size": 32})
 
@@ -369,6 +383,9 @@ def test_keys_of_published_files_are_taken_also_as_the_library_writes_them(tmp_p
 @pytest.mark.parametrize(
     ("keys", "unread"),
     [
+        ({"model_type": "modernbert-decoder", "local_attention": 64}, []),
+        ({"model_type": "modernbert-decoder", "local_attention": 64, "sliding_window": 32}, ["local_attention"]),
+        ({"model_type": "gemma3n_text", "num_kv_shared_layers": 10}, []),  # which a property reads
         (
             LLAMA | {"rms_norm_eps": 1e-6, "rms_norm_epsilon": 1e-3, "num_kv_heads": 2, "torch_dtype": "bfloat16"},
             ["rms_norm_epsilon", "num_kv_heads"],

@@ -5,6 +5,7 @@ import inspect
 import logging as standard_logging
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache, partial
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
@@ -75,6 +77,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             "remove it from the workload's file, or use a model that has it."
         )
     config.use_cache = False
+    quantized = hasattr(config, "quantization_config")  # which loading may remove
     auto = getattr(transformers, name)
     loaded: dict[str, Any] = {}
     unexpected: set[str] = set()
@@ -101,6 +104,8 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
         remedy = "correct its config.json or the keys under `model:`"
         if isinstance(error, OSError):
             remedy = "copy that file into the folder"
+        elif isinstance(error, SafetensorError):
+            reason, remedy = f"its weights are no whole file of safetensors ({reason})", "copy them again"
         raise UserError(
             f"{folder} cannot be read as a model for {task} ({name}): {reason}; {remedy}, or name a folder written by "
             "save_pretrained."
@@ -112,6 +117,8 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             f"trains; set {ROUTER_LOSS} to false, there or under `model:` of the workload's size."
         )
     if pretrained:
+        if quantized:
+            print(f"note: the weights of {folder} are quantized, and train as the float32 values that they stand for")
         _check_weights(folder, model, loaded, unexpected, task)
     # In its class, not by a wrapper around the model: the weights keep the names that the library knows.
     largest, lists = Largest(), layer_lists(model)
@@ -177,6 +184,11 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpecte
             f"describe ({len(shapes)} tensors): {', '.join(wrong)}; correct the sizes, name a folder that "
             f"{kind}.save_pretrained wrote, or draw new weights with `pretrained: false` under `model:`."
         )
+    if packed := {name for name, value in model.named_parameters() if value.dtype != torch.float32}:
+        raise UserError(
+            f"the weights in {folder} are quantized ({_first(packed)}), which no strategy trains; name a folder of "
+            "weights that are not, or draw new ones with `pretrained: false` under `model:`."
+        )
     if infinite := {name for name, value in model.named_parameters() if not value.isfinite().all()}:
         raise UserError(f"the weights in {folder} are not finite ({_first(infinite)}); make that folder again.")
     every = dict(model.named_parameters(remove_duplicate=False))
@@ -210,8 +222,8 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
     read = partial(transformers.AutoConfig.from_pretrained, folder, local_files_only=True, trust_remote_code=False)
     written = _written(folder, args)
     try:
-        config, unknown = read(return_unused_kwargs=True, **{OURS.get(key, key): value for key, value in args.items()})
-        unchanged = read() if args else config
+        unchanged = read()
+        config, unknown = read(return_unused_kwargs=True, **_theirs(args, unchanged)) if args else (unchanged, {})
         misspelled = [*_misspelled(config, written)]
     except Exception as error:  # each class checks in its own way
         raise UserError(
@@ -236,6 +248,15 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
     return config, unknown
 
 
+def _theirs(args: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
+    """Return ``args`` by the library's names; some configurations have a picture's two sides."""
+    found = {OURS.get(key, key): value for key, value in args.items()}
+    own = getattr(config, "image_size", None)
+    if isinstance(own, list | tuple) and isinstance(found.get("image_size"), int):
+        found["image_size"] = [found["image_size"]] * len(own)
+    return found
+
+
 def _written(folder: str | Path, args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a folder's config.json with ``args`` over them."""
     return read_keys(Path(folder)) | {OURS.get(key, key): value for key, value in args.items()}
@@ -256,22 +277,70 @@ def unread(task: str, folder: str, args: Mapping[str, Any]) -> list[str]:
     """
     with torch.device("meta"):
         model: Any = create(task, folder, {**args}, pretrained=False)
-    kinds = frozenset(map(type, (model.config, *vars(model.config).values(), *model.modules())))
-    keys = _without_field(model.config, _written(folder, args))
-    return [f"{place}{key}" for place, key in keys if not _is_read(key, kinds)]
+    layers = frozenset(map(type, model.modules()))
+    kinds = layers | frozenset(map(type, (model.config, *vars(model.config).values())))
+    written = _written(folder, args)
+    keys = [*_without_field(model.config, written)]
+    found = [f"{place}{key}" for place, key in keys if not _is_read(key, kinds)]
+    return found + [
+        key
+        for key in _numbers_with_field(model.config, written)
+        if not any(_is_read(name, layers, LIBRARY) for name in _names(key, model.config))
+        and (key in args or not _decides_another(key, model.config, written))
+    ]
 
 
-def _is_read(key: str, kinds: frozenset[type]) -> bool:
-    """Return whether the code of the library's classes asks for a key."""
-    return bool(re.search(rf"(config|self)\.{re.escape(key)}\b|[\"']{re.escape(key)}[\"']", _code(kinds)))
+def _numbers_with_field(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of numbers that are fields of their class, and not of any."""
+    kind = type(config)
+    own = {field.name for field in dataclasses.fields(kind)} - vars(PreTrainedConfig()).keys()
+    for key, value in values.items():
+        if (
+            key in own
+            and type(value) in (int, float)
+            and not key.endswith("_token_id")
+            and not key.startswith(READ_OF_ANY)
+        ):
+            yield key
+
+
+def _names(key: str, config: PreTrainedConfig) -> set[str]:
+    """Return the names by which code may ask for a key of a configuration."""
+    theirs = type(config).attribute_map
+    return {key, theirs.get(key, key)} | {name for name, field in theirs.items() if field == theirs.get(key, key)}
+
+
+def _decides_another(key: str, config: PreTrainedConfig, values: Mapping[str, Any]) -> bool:
+    """Return whether a class computes another value of a configuration from a key that its file has."""
+    kind, found = type(config), []
+    computed = {name for name in dir(kind) if isinstance(getattr(kind, name, None), property)}
+    computed -= {*dir(PreTrainedConfig)}
+    for value in (values[key], values[key] + 1, 2 * values[key], 1, 2):
+        try:
+            own = kind(**{**values, key: value})
+            others = {name: each for name, each in vars(own).items() if name != key}
+            found.append(others | {name: getattr(own, name) for name in computed})
+        except Exception:  # it is checked, and so it is read
+            return True
+    return any(each != found[0] for each in found)
+
+
+def _is_read(key: str, kinds: frozenset[type], more: str = "") -> bool:
+    """Return whether the code of the library's classes, or of ``more`` files of it, asks for a key."""
+    pattern = rf"(config|self)\.{re.escape(key)}\b|[\"']{re.escape(key)}[\"']"
+    return bool(re.search(pattern, _code(kinds, more)))
 
 
 @cache
-def _code(kinds: frozenset[type]) -> str:
+def _code(kinds: frozenset[type], more: str) -> str:
     modules = {base.__module__ for kind in kinds for base in kind.__mro__}
-    return "\n".join(inspect.getsource(sys.modules[name]) for name in modules if name.startswith(READING))
+    own = [inspect.getsource(sys.modules[name]) for name in modules if name.startswith(READING)]
+    files = Path(transformers.__file__).parent.glob(more) if more else ()
+    return "\n".join([*own, *(path.read_text(encoding="utf-8") for path in files)])
 
 
+LIBRARY = "*.py"
+"""Files of the library that all models use."""
 READING = ("transformers.models.", "transformers.configuration_utils", "transformers.modeling_rope_utils")
 """Modules whose code asks for keys of their models' configurations."""
 READ_OF_ANY = ("is_causal", "initializer_range", "initializer_factor", "init_std", "quantization_config", "auto_map")
@@ -365,7 +434,13 @@ def _reason(error: Exception, values: Mapping[str, Any]) -> str:
         if str(wrong).endswith("_attention") and wrong not in (values.get("rope_parameters") or [wrong]):
             return f"rope_parameters has no {wrong}, and each kind of its layers needs its own"
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".:")
+    return lines[0].rstrip(".:") + _where(error)
+
+
+def _where(error: Exception) -> str:
+    """Return the line of code that failed, unless it is one that raises an error with words of its own."""
+    line = traceback.extract_tb(error.__traceback__)[-1].line or "raise"
+    return "" if line.startswith("raise") or isinstance(error, OSError) else f" at `{line}`"
 
 
 def _probabilities(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -150,8 +150,10 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
     ``longest``: see ``tiny``. ``unread``: the keys without effect.
     """
     without_effect = {name.rpartition(".")[2] for name in unread}
-    values = {(key, value): None for key, value in _numbers(_values(config)) if key not in without_effect}
+    values_of = _values(config)
+    values = {(key, value): None for key, value in _numbers(values_of) if key not in without_effect}
     lengths = [pattern for pattern, _ in LENGTHS if "budget" not in pattern and "blocks" not in pattern]
+    lengths += [MAXIMUM.pattern] * ("'rope_type': 'dynamic'" in str(values_of))  # which begins beyond it
     exceeded = [
         f"{key} {value}"
         for key, value in values
@@ -171,7 +173,7 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
         "keys of config.json without effect": unread,
         "of sequences that exceed": exceeded,
         "not exercised, as no rule knows whether it is a length": unknown,
-        "proven without dropout": rates,
+        "proven without dropout and noise": rates,
     }
     return [f"{sentence}: {', '.join(found)}" for sentence, found in sentences.items() if found]
 
