@@ -128,20 +128,17 @@ soak: .venv/dev
 	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
 
 # Prove strategies on every decoder type of transformers.
-# Each made tiny, against one process, in float64; writes docs/models.md. Then the same of the library's own parallelism,
-# in docs/outsiders.md.
+# Each made tiny, against one process, in float64; writes docs/models.md.
 zoo: .venv/dev
 	$(BIN)/python benchmarks/zoo.py
-	$(BIN)/python benchmarks/outsiders.py
 
 # Measure what docs/performance.md holds.
-# Other trainers and the same by hand on two ranks, plans, and sweeps of up to 10,000 runs.
+# Other trainers and the same by hand on two ranks, and plans.
 bench: .venv/peers/made
 	.venv/peers/bin/python benchmarks/peers.py
 	.venv/peers/bin/python benchmarks/peers.py --strategies ddp fsdp zero2 --sizes middle --rounds 60 --repeats 0 --output results/benchmarks/ranks
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/published.py
-	$(BIN)/python benchmarks/sweeps.py
 
 NODES ?= 2
 GPUS ?= 4

@@ -164,8 +164,7 @@ def finish(runs: list[Run], copies: list[Path]) -> Iterator[Run]:
 
 def judge(trainings: list[Training], place: Path) -> None:
     """Fill in verdicts, and the steps at which losses and norms differ."""
-    from power import cell  # type: ignore[import-not-found]
-    from trainers.judged import rows  # type: ignore[import-not-found]
+    from trainers.judged import cell, rows  # type: ignore[import-not-found]
 
     from shardlab.report import verdict
 

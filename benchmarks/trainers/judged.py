@@ -1,32 +1,16 @@
-"""Training files and judged rows of one workload, without the workflow."""
+"""Judged rows of one workload's trainings, without the workflow."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
-
 from shardlab.records.reports import FirstStep, TrainReport
 from shardlab.report.summary import COLUMNS, compare_first_steps, compared, farthest_weight, rounded_weights
-from shardlab.report.verdict import DIFFERENCES
-from shardlab.settings import load
-from shardlab.settings.config import Config
-from shardlab.settings.precisions import PRECISIONS, STATES
+from shardlab.report.verdict import DIFFERENCES, EQUAL, LOW_MULTIPLE, ROUNDING
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
-
-
-def prepare(run: Run, place: Path) -> None:
-    """Write the prepared data of a run to ``place/data`` and its initial weights to ``place/initial``."""
-    from helpers.common import save_initial  # type: ignore[import-not-found]
-    from shardlab import data as data_sets
-    from shardlab.data import store
-    from shardlab.data.encoders import encode
-
-    store.write(place / "data", run.data, *encode(run.data, data_sets.read(run.data, place)))
-    save_initial(run, place / "initial")
 
 
 def rows(single: Run, place: Path, names: list[str]) -> pd.DataFrame:
@@ -56,25 +40,6 @@ def rows(single: Run, place: Path, names: list[str]) -> pd.DataFrame:
     return table
 
 
-def configured(precision: str, **values: Any) -> Config:
-    """Return the configuration in which dtype, or the precision that layers compute in, is this one."""
-    return load.config(values | ({"dtype": precision} if precision in STATES else {"recipe": {"precision": precision}}))
-
-
-def twins(single: Run, place: Path, number: int) -> dict[str, tuple[Run, Path]]:
-    """Return the twins of ``single``: name, run and initial weights; in low precision also ``single`` in full."""
-    from shardlab.train.perturbed import move
-
-    found = {}
-    for draw in range(number):
-        found[f"twin{draw}"] = single, place / f"initial{draw}"
-        move(single, place / "initial", draw, place / f"initial{draw}")
-    if number and single.recipe.precision != "full":
-        recipe = single.recipe.model_copy(update={"precision": "full"})
-        found["twin in full precision"] = single.model_copy(update={"recipe": recipe}), place / "initial"
-    return found
-
-
 def _row(
     single: Run, place: Path, name: str, reports: dict[str, TrainReport], twins: list[list[FirstStep]]
 ) -> dict[str, Any]:
@@ -85,3 +50,17 @@ def _row(
     losses = {"test_loss": loss, "validation_loss": report.validation_loss, "learned_nothing": report.learned_nothing}
     beginning = compare_first_steps(single, report.first_steps, reports["single"].first_steps, twins)
     return {"strategy": name, "workload": single.workload, "status": "done", **losses, **beginning}
+
+
+def cell(row: dict[Any, Any]) -> str:
+    """Return where the verdict detects it, and the difference there."""
+    end = max(row[each] for each in DIFFERENCES if not pd.isna(row[each]))
+    if row["equality"] in (EQUAL, ROUNDING):
+        return f"- ({max(row['first_rel_diff'], end):.0e})"
+    if row["first_rel_diff"] > row["first_tolerance"]:
+        return f"start {row['first_rel_diff']:.0e}"
+    if not pd.isna(row["rounded_weights"]):
+        return f"values {max(row['first_rel_diff'], end):.0e}"
+    if pd.isna(row["tolerance"]) and end <= LOW_MULTIPLE * row["noise_floor"]:
+        return f"weights {row['weights_rel_diff']:.0e}"
+    return f"end {end:.0e}"

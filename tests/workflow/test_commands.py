@@ -26,7 +26,6 @@ ELSEWHERE = {
     ("python", "tests/mutants"): "tests/unit/test_mutants.py starts it",
     ("python", "-m"): "pytest, which runs this",
     ("python", "-c"): "tests/workflow/test_course.py runs it",
-    ("python", "examples/found/trainer_gpt2_loss.py"): "tests/parity/test_found.py runs it",
 }
 OTHERS = {"cat", "cd", "chgrp", "chmod", "diff", "find", "git", "grep", "head", "kill", "sbatch", "scontrol", "source"}
 OTHERS |= {"pip", "podman-hpc", "rsync", "ssh", "tail", "torchrun", "true", "umask", "until"}
