@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import torch
+
 from traindiff import formulas, outputs, sample_weights
 from traindiff.capture_files import InputError
 from traindiff.comparison import stages
@@ -461,7 +463,7 @@ def _disagreements(pair: Pair, step: int) -> list[str]:
                 if len(differ) == 1:
                     for name, (norm, total, part) in rank.notes.get(kind, {}).items():
                         same = other.notes[kind].get(name)
-                        if same and same[2] == part and not _near((norm, total), same):
+                        if same and same[2] == part and not _same((norm, total), same):
                             axes.setdefault(differ[0], set()).add(name)
         for axis, names in axes.items():
             found.append(f"Ranks along {axis} hold different {kind} that should be the same: {listed(sorted(names))}.")
@@ -470,12 +472,10 @@ def _disagreements(pair: Pair, step: int) -> list[str]:
     return found
 
 
-def _near(values: tuple[float, float], others: list[float]) -> bool:
-    size = max(abs(values[0]), abs(others[0]), 1e-300)
-    return all(
-        abs(value - other) <= 1e-5 * size < math.inf or value == other or (value != value and other != other)
-        for value, other in zip(values, others, strict=False)
-    )
+def _same(values: tuple[float, float], others: list[float]) -> bool:
+    """Return whether (norm, sum) of a tensor are another's; those that are not finite are the same if both are."""
+    both = torch.tensor([values, others[:2]], dtype=torch.float64)
+    return torch.allclose(both[0], both[1], 1e-5, 1e-5 * min(values[0], others[0]), True)
 
 
 # What would tell more
@@ -484,61 +484,31 @@ def _near(values: tuple[float, float], others: list[float]) -> bool:
 def _hints(view: View, causes: list[Formula]) -> list[str]:
     """Return what would tell more than this comparison."""
     pair, stage = view.pair, view.stage
-    found = []
-    is_dump = not pair.actual.ranks(pair.steps[0])
-    if is_dump and stage.kind == "gradient" and not pair.reference.samples(stage.step) and not causes:
-        found.append(
-            "`dumped.samples(losses)` in the reference, before `backward()`: it shows the weight of each sample."
-        )
-    shown = pair.actual.shown(max(stage.step, 0))
+    is_dump, is_of_tensors = not pair.actual.ranks(pair.steps[0]), stage.kind in TENSORS
+    precision = view.limit(LIMITS) if is_of_tensors else math.nan
+    most = max(row.difference for row in stage.wrong)
     said = [bool(capture.ranks(stage.step) or capture.shown(stage.step).get("ids")) for capture in pair.captures]
-    if is_dump and not all(said) and stage.step >= 0 and stage.kind != "initial weights":
-        found.append(
-            "`dumped.note(ids=...)` in both: then samples are compared, first of all, and weights are named by ranks."
-        )
-    precision = view.limit(LIMITS) if stage.kind in TENSORS else None
-    if precision == LIMITS["F64"] and 0 < _distance(view) <= ISLAND:
-        found.append(
-            "`--dtype float32`, if one of the models computes something in it: differences of this size may be its "
-            "rounding, or that of an approximation (of GELU, say)."
-        )
-    elif precision == LIMITS["F32"] and _distance(view) <= LIMITS["BF16"]:
-        found.append(
-            "`--dtype bfloat16` (or float16), if one of the trainings computes in it, as under autocast: the "
-            "difference may be its rounding."
-        )
-    if precision and precision > LIMITS["F64"] and not causes:
-        found.append("Both trainings in float64: rounding hides nothing then.")
-    if pair.twin is None and precision != LIMITS["F64"] and stage.step > pair.steps[0]:
-        found.append("`--twin`, the reference from weights moved by one rounding: it shows how far rounding grows.")
-    if is_dump and not {"mesh", "accumulation", "world_size"} & {*pair.actual.about, *shown} and stage.kind in TENSORS:
-        found.append("`--ranks dp=N`, `--ranks micro-batches=N`: then factors and blocks of samples have names.")
-    if (
-        is_dump
-        and not causes
-        and stage.kind == "update"
-        and not all(c.tensors(f"step{stage.step}/optimizer") for c in pair.captures)
-    ):
-        found.append("The optimizer's state in both dumps: it tells a setting from a gradient.")
-    if is_dump and not causes and stage.kind == "gradient":
-        found.append(
-            "The outputs of the model for the samples of this step, printed by both: they tell the forward from the "
-            "backward pass."
-        )
-    if is_dump and not causes and stage.kind in ("optimizer state", "update") and stage.step > pair.steps[0]:
-        found.append("The steps before: with `--twin`, or both in float64, an earlier and smaller difference shows.")
-    return found
-
-
-def _distance(view: View) -> float:
-    """Return the largest distance of a tensor, relative to its norm."""
-    sizes = [
-        (float(view.off(name).norm()), float(view.expected(name).norm()))
-        for name in view.names
-        if not _noted(view, name)
-    ]
-    return max((off / size if size else math.inf for off, size in sizes), default=math.inf)
-
-
-def _noted(view: View, name: str) -> bool:
-    return any(row.name == name and row.note for row in view.stage.wrong)
+    numbers = {"mesh", "accumulation", "world_size"} & {*pair.actual.about, *pair.actual.shown(stage.step)}
+    is_gradient = is_dump and stage.kind == "gradient" and not causes
+    found = {
+        "`dumped.samples(losses)` in the reference, before `backward()`: it shows the weight of each sample.": (
+            is_gradient and not pair.reference.samples(stage.step)
+        ),
+        "`dumped.note(ids=...)` in both: then samples are compared, first of all, and weights are named by ranks.": (
+            is_dump and not all(said) and stage.step >= 0 and stage.kind != "initial weights"
+        ),
+        "`--dtype float32`, if one of the models computes something in it: differences of this size may be its "
+        "rounding, or that of an approximation (of GELU, say).": precision == LIMITS["F64"] and most <= ISLAND,
+        "`--dtype bfloat16` (or float16), if one of the trainings computes in it, as under autocast: the difference "
+        "may be its rounding.": precision == LIMITS["F32"] and most <= LIMITS["BF16"],
+        "Both trainings in float64: rounding hides nothing then.": precision > LIMITS["F64"] and not causes,
+        "`--twin`, the reference from weights moved by one rounding: it shows how far rounding grows.": (
+            pair.twin is None and precision != LIMITS["F64"] and stage.step > pair.steps[0]
+        ),
+        "`--ranks dp=N`, `--ranks micro-batches=N`: then factors have names.": is_dump
+        and is_of_tensors
+        and not numbers,
+        "The outputs of the model for the samples of this step, printed by both: they tell the forward from the "
+        "backward pass.": is_gradient,
+    }
+    return [sentence for sentence, tells in found.items() if tells]

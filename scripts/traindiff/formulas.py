@@ -40,7 +40,6 @@ CHECKS = {
     "transposed": "The layout of these weights (Conv1D has that of a Linear, transposed).",
     "not reduced": "Whether gradients are reduced over the ranks, after the last micro-batch (no_sync, "
     "require_backward_grad_sync, set_requires_gradient_sync).",
-    "one rank's samples": "Whether gradients are reduced over the ranks, and whether each rank reads other samples.",
     "lost blocks": "Whether gradients are cleared between micro-batches, and whether all ranks are reduced.",
     "means of blocks": "What each rank or micro-batch divides its loss by: its own number, where numbers differ.",
     "weights of blocks": "What multiplies the loss of these ranks or micro-batches.",
