@@ -11,8 +11,8 @@ from traindiff.capture_files import KINDS, NAME, Capture, InputError
 from traindiff.diagnosis import diagnose
 from traindiff.fit import ranges
 from traindiff.page import markdown
-from traindiff.pair import COARSE, NUMBERS, Pair
-from traindiff.read_dumps import ENDING, Dump, Rules, conversion
+from traindiff.pair import NUMBERS, Pair
+from traindiff.read_dumps import ENDING, Dump, Rules
 
 MICRO_BATCHES = "micro-batches"
 LABELS = {"clipped": "clipped gradients", "optimizer": "optimizer states", "initial": "initial weights"}
@@ -66,11 +66,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(path: Path, page: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path} could not be written ({error.strerror}); name another place (--output).") from None
 
@@ -135,16 +133,16 @@ def _number(option: str, name: str, value: str) -> int:
 def _read(source: Path, rules: Rules) -> Capture:
     """Return a dump, or a capture with a capture.json."""
     if (source / NAME).exists():
-        if rules.rename:
-            raise InputError(f"{source} is a capture; --rename cannot change its names. Give it as REFERENCE.")
         return Capture(source)
     if not source.exists():
         raise InputError(f"{source} does not exist.")
     files = [source] if source.is_file() else [path for path in source.rglob(f"*{ENDING}") if path.is_file()]
-    if (not files or (files == [source] and source.suffix != ENDING)) and (advice := conversion(source)):
-        raise InputError(advice)
-    if not files:
-        raise InputError(f"{source} has no {ENDING} files; traindiff.dump writes them.")
+    if not files or files[0].suffix != ENDING:
+        raise InputError(
+            f"{source} has no {ENDING} files, which traindiff.dump writes; of another format, load the tensors and "
+            "write them by name: safetensors.torch.save_file({name: value.clone() for name, value in tensors.items()}, "
+            f"'weights-N{ENDING}')."
+        )
     return Dump(source, files, rules)
 
 
@@ -177,8 +175,6 @@ def _notes(pair: Pair, rules: Rules) -> list[str]:
             notes.append(f"The {kind} are {dtypes}: the coarser dtype of a tensor sets its limit.")
         if bool(own) != bool(others):
             notes.append(f"Only `{captures[not own].folder}` has {kind}; they are not compared.")
-        if (own | others) & COARSE and name in KINDS:
-            notes.append(f"{kind.capitalize()} in low precision count as equal up to 5 % of a tensor's largest value.")
     skipped = sum(each.skipped for each in getattr(pair.actual, "files", {}).values())
     if skipped:
         notes.append(f"Left out (--skip): {skipped} tensors of `{captures[0].folder}`.")

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,29 +88,25 @@ def _numbers(pair: Pair, step: int, *keys: str) -> Iterator[Row]:
         found.append(values.get("evaluated") or {} if step < 0 else values)
     for key, value in found[0].items():
         expected, twin = found[1].get(key), found[2].get(key)
-        if isinstance(value, int | float) and isinstance(expected, int | float):
-            unit = abs(expected) or 1.0
-            limit = max(pair.limit(SCALARS), MULTIPLE * abs((twin or expected) - expected) / unit)
-            difference = 0.0 if _is_same_number(value, expected) else abs(value - expected) / unit
-            ratio = value / expected if expected else None
-            yield Row(key, difference, limit, f"{value:.10g}, not {expected:.10g}", ratio=ratio)
+        slack = MULTIPLE * abs((twin or expected) - expected) / abs(expected) if expected else 0.0
+        yield from _number(key, value, expected, max(pair.limit(SCALARS), slack))
 
 
-def _is_same_number(value: float, other: float) -> bool:
-    """Return whether two numbers are the same infinity, both not a number, or equal."""
-    return value == other or (value != value and other != other)
+def _number(name: str, value: Any, expected: Any, limit: float) -> Iterator[Row]:
+    """Compare two numbers, if there are two; both may be the same infinity, or not a number."""
+    if isinstance(value, int | float) and isinstance(expected, int | float):
+        is_same = value == expected or (value != value and expected != expected)
+        difference = 0.0 if is_same else abs(value - expected) / (abs(expected) or 1.0)
+        note, ratio = f"{value:.10g}, not {expected:.10g}", value / expected if expected else None
+        yield Row(name, difference, limit, note, ratio=ratio)
 
 
 def _reported(pair: Pair, step: int) -> Iterator[Row]:
     """Compare the loss that this training reports with the one that the reference reports, or has."""
-    shown = [capture.shown(step) for capture in pair.captures]
-    value, expected = shown[0].get("reported_loss"), shown[1].get("reported_loss", shown[1].get("loss"))
-    if isinstance(value, int | float) and isinstance(expected, int | float):
-        difference = 0.0 if _is_same_number(value, expected) else abs(value - expected) / (abs(expected) or 1.0)
-        ratio = value / expected if expected else None
-        # A trainer may add up losses in float32, whatever it trains in.
-        limit = max(pair.limit(SCALARS), SCALARS["F32"])
-        yield Row("reported loss", difference, limit, f"{value:.10g}, not {expected:.10g}", ratio=ratio)
+    own, other = (capture.shown(step) for capture in pair.captures)
+    expected = other.get("reported_loss", other.get("loss"))
+    # A trainer may add up losses in float32, whatever it trains in.
+    yield from _number("reported loss", own.get("reported_loss"), expected, max(pair.limit(SCALARS), SCALARS["F32"]))
 
 
 def _schedule(pair: Pair, step: int) -> Iterator[Row]:

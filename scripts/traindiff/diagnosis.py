@@ -2,15 +2,15 @@
 
 import math
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any
+
+import torch
 
 from traindiff import formulas, outputs, sample_weights
-from traindiff.capture_files import InputError, RankStep, Tensors
+from traindiff.capture_files import InputError
 from traindiff.comparison import stages
 from traindiff.fit import PART, Fit, View, listed, number, ranges
-from traindiff.formulas import Formula, meaning
+from traindiff.formulas import Formula, fewest, meaning
 from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage, owner
 
 TENSORS = (*FILES, "update", "initial weights", "weights before it", "buffers")
@@ -160,8 +160,7 @@ def _causes(view: View, compared: list[Stage]) -> list[Formula]:
         return outputs.explain(pair, stage)
     if stage.kind == "gradient":
         found = [*formulas.explain(view), *sample_weights.explain(view)]
-        least = min((len(each.fit.solved) for each in found), default=0)
-        best = [each for each in found if len(each.fit.solved) == least]
+        best = fewest(found)
         # Samples say more than the ranks' gradients alone: of which micro-batches.
         partly = [each for each in found if each.cause == "not reduced" and each.table]
         return partly if partly and [each.cause for each in best] == ["not reduced"] else best
@@ -181,14 +180,14 @@ def _causes(view: View, compared: list[Stage]) -> list[Formula]:
 def _of_missing(view: View) -> list[Formula]:
     """The one setting in which the optimizers say that they differ, where one of them has a tensor more of each."""
     keys = {row.name.rpartition("//")[2] for row in view.stage.wrong}
-    different = _different_settings(view)
+    different = formulas.different_settings(view)
     if view.stage.kind != "optimizer state" or len(keys) > 1 or len(different) != 1:
         return []
-    (key, value, other), names = next(iter(different.items()))
+    (key, values), names = next(iter(different.items()))
     if {*names} != {row.parameter for row in view.stage.wrong}:
         return []
-    values, text = Fit([], 0.0, len(names), 0), f"{key}: {value}, not {other}"
-    return [Formula("settings", text, f"only one of the optimizers has {keys.pop()}, of each parameter", values)]
+    equation = f"only one of the optimizers has {keys.pop()}, of each parameter"
+    return [Formula("settings", f"{key} {values}", equation, Fit(values=len(names)))]
 
 
 def _of_samples(view: View) -> list[Formula]:
@@ -201,7 +200,7 @@ def _of_samples(view: View) -> list[Formula]:
         text = "the reference reads none of them in its steps, or they are prepared otherwise"
     if alike := _ranks_alike(view.pair, view.step):
         text = f"ranks {ranges(alike)} read the same ones; {text}"
-    return [Formula("other samples", text, "compared by their names", Fit([], 0.0, len(own), 0))]
+    return [Formula("other samples", text, "compared by their names", Fit(values=len(own)))]
 
 
 def _ranks_alike(pair: Pair, step: int) -> set[int]:
@@ -227,73 +226,39 @@ def _of_norm(view: View) -> list[Formula]:
     values = [capture.about["steps"][step]["norm"] for capture in pair.captures]
     if not all(math.isfinite(value) and value > 0 for value in values):
         return []
-    times, fit = values[0] / values[1], Fit([], 0.0, 1, 0)
+    times = values[0] / values[1]
     shown = f"norm = {number(times)} x that of the whole gradient"
-    file = pair.reference.tensors(f"step{step}/gradients")
-    squares = {name: float(file[name].double().norm()) ** 2 for name in file.names}
-    ranks = pair.actual.ranks(step)
-    own = [sum(norm**2 for norm, *_ in rank.notes.get("gradients", {}).values()) for rank in ranks]
-    if len(own) > 1 and all(own):
-        total = _whole_square(ranks)
-        parts = {f"of the part of rank {rank}": square for rank, square in enumerate(own)}
-        parts["replicated gradients count once for each rank"] = sum(own)
-        whole = sum(squares.values())
-        parts |= {text: square * total / whole for text, square in _shards(pair, step, file).items()}
-        for text, square in (parts | _counted_twice(ranks, total)).items():
-            if formulas.is_square(square / total, times**2, 1.0, view):
-                return [Formula("norm of some", text, shown, fit)]
-    dims = {name: len(file.shape(name)) for name in squares}
-    if part := formulas.part_of_norm(squares, dims, sum(squares.values()) * times**2, view):
-        return [Formula("norm of some", part, shown, fit)]
+    for text, part in _parts_of_norm(pair, step).items():
+        if formulas.is_square(part, times**2, 1.0, view):
+            return [Formula("norm of some", text, shown)]
+    if text := formulas.part_of_norm(view, times * formulas.norm_of(view, "gradients")):
+        return [Formula("norm of some", text, shown)]
     means = meaning(pair, step, times, view.near)
     is_plain = any(f"{each:.9g}" == f"{each:.2g}" for each in (times, 1 / times))
-    return [Formula("norm with a factor", number(times) + means, shown, fit)] if means or is_plain else []
+    return [Formula("norm with a factor", number(times) + means, shown)] if means or is_plain else []
 
 
-def _parts(ranks: list[RankStep]) -> dict[tuple[str, tuple[str, ...]], list[float]]:
-    """Return the squared norms of each distinct part of each gradient, one for each rank that has it."""
-    found: dict[tuple[str, tuple[str, ...]], list[float]] = {}
+def _parts_of_norm(pair: Pair, step: int) -> dict[str, float]:
+    """Return parts of the squared norm of all gradients, by what they are of."""
+    ranks, file = pair.actual.ranks(step), pair.reference.tensors(f"step{step}/gradients")
+    own, parts = [0.0] * len(ranks), {}
+    of_reference = [0.0] * len(ranks)  # ranks that clip by norms of their own have no others
     for rank in ranks:
         for name, (norm, _, part) in rank.notes.get("gradients", {}).items():
-            found.setdefault((name, tuple(part)), []).append(norm**2)
-    return found
-
-
-def _shards(pair: Pair, step: int, file: Tensors) -> dict[str, float]:
-    """Return the squared norm of each rank's part of the reference's gradient: rows, or columns of a row layer.
-
-    Of the ranks' own gradients it is not known, if each rank clips them by its own norm.
-    """
-    plan, found = pair.actual.about.get("plan") or {"styles": {}}, {}
-    for rank in pair.actual.ranks(step):
-        square = 0.0
-        for name, (*_, part) in rank.notes.get("gradients", {}).items():
+            own[rank.rank] += norm**2
+            parts[name, tuple(part)] = norm**2
             value = file[name].double()
-            style = plan["styles"].get(_pattern(plan, owner(name))) or ""
             for axis in (each.partition("=")[0] for each in part):
-                dim = int(axis == "tp" and style.startswith("row") and value.dim() > 1)
-                pieces = value.chunk(pair.actual.about["mesh"].get(axis, 1), dim)
-                place = rank.place.get(axis, 0)
-                value = pieces[place] if place < len(pieces) else value[:0]
-            square += float(value.norm()) ** 2
-        found[f"of the part of rank {rank.rank}"] = square
-    return found
-
-
-def _whole_square(ranks: list[RankStep]) -> float:
-    return sum(squares[0] for squares in _parts(ranks).values())
-
-
-def _counted_twice(ranks: list[RankStep], total: float) -> dict[str, float]:
-    """Return squared norms in which what is not split, or is split, counts otherwise, by what that is."""
-    parts = _parts(ranks)
-    split = sum(squares[0] for (_, part), squares in parts.items() if part)
-    degrees = {len(ranks), *(max(rank.place[axis] for rank in ranks) + 1 for axis in ranks[0].place)} - {1}
-    found = {"only split gradients": split, "only gradients that are not split": total - split}
-    for degree in degrees:
-        found[f"gradients that are not split count {degree} times"] = split + degree * (total - split)
-        found[f"split gradients count 1 / {degree} times"] = split / degree + total - split
-    return found
+                value = value.tensor_split(rank.mesh.get(axis, 1))[rank.place.get(axis, 0)]
+            of_reference[rank.rank] += float(value.norm()) ** 2
+    if len(own) < 2 or not all(own):
+        return {}
+    total, whole = sum(parts.values()), sum(float(file[name].double().norm()) ** 2 for name in file.names)
+    split = sum(square for (_, part), square in parts.items() if part)
+    found = {f"of the part of rank {rank}": square / total for rank, square in enumerate(own)}
+    found["replicated gradients count once for each rank"] = sum(own) / total
+    found |= {"only split gradients": split / total, "only gradients that are not split": 1 - split / total}
+    return found | {f"of the part of rank {rank} ": square / whole for rank, square in enumerate(of_reference)}
 
 
 def _of_loss(view: View, compared: list[Stage]) -> list[Formula]:
@@ -311,9 +276,9 @@ def _of_loss(view: View, compared: list[Stage]) -> list[Formula]:
             if reported and view.same(reported, times * value, 10) and not found:
                 found.append(f"that of rank {rank}'s micro-batch {micro}{text}")
     if not alone:
-        return [Formula("factor", found[0], "loss = c x the reference's", Fit([], 0.0, 1, 0))] if found else []
+        return [Formula("factor", found[0], "loss = c x the reference's")] if found else []
     text = f"gradients and updates are equal{'; it is ' + found[0] if found else ''}"
-    return [Formula("the report alone", text, "the loss is not what the gradient is of", Fit([], 0.0, 1, 0))]
+    return [Formula("the report alone", text, "the loss is not what the gradient is of")]
 
 
 def _is_alone(view: View) -> bool:
@@ -328,12 +293,12 @@ def _of_restored(view: View) -> list[Formula]:
     wrong = [row.name for row in view.stage.wrong]
     if "step" in wrong:
         late = about["resumed_at"] - view.pair.actual.steps[-1] - 1
-        return [Formula("restored state", f"the step, {late} too late", "step = the saved one + k", Fit([], 0.0, 1, 0))]
+        return [Formula("restored state", f"the step, {late} too late", "step = the saved one + k")]
     names = [name.removeprefix("optimizer ") for name in wrong if name.startswith("optimizer ")]
     if names == [each.removeprefix("optimizer ") for each in wrong] and not any(
         name in restored and bool(restored[name].any()) for name in names
     ):
-        return [Formula("restored state", "the optimizer's is not there", "state = 0", Fit([], 0.0, len(names), 0))]
+        return [Formula("restored state", "the optimizer's is not there", "state = 0")]
     return []
 
 
@@ -371,8 +336,6 @@ def _places(view: View, compared: list[Stage], causes: list[Formula]) -> list[st
             found.append(f"`{stage.wrong[0].module}` is a {classes[0]}.")
     elif stage.kind not in (*TENSORS, "samples"):
         found += [f"{row.name}: {row.note}." for row in stage.wrong if row.note]
-    if stage.kind in ("optimizer state", "update") and (whose := formulas.rounded_gradients(view)):
-        found.append(f"Of the gradients, {whose}.")
     if stage.kind == "norm" and any(
         each.step == stage.step and each.kind == "gradient" and each.rows for each in compared
     ):
@@ -388,7 +351,6 @@ def _places(view: View, compared: list[Stage], causes: list[Formula]) -> list[st
     if stage.kind == "gradient":
         found += _of_losses(view, causes)
     found += _disagreements(pair, max(stage.step, 0))
-    found += _plan(pair, stage)
     later = [each.kind for each in compared if each.step == stage.step and each.wrong and each is not stage]
     equal = [each.kind for each in compared if each.step == stage.step and each.rows and not each.wrong]
     if (before := equal[: _index(compared, stage)]) and stage.step >= 0:
@@ -469,39 +431,19 @@ def _settings(view: View) -> list[str]:
     """Return what both optimizers say of their settings, where these differ."""
     if view.stage.kind not in ("optimizer state", "update"):
         return []
-    each = _groups(view)
-    kinds = [capture.shown(view.step).get("optimizers") for capture in view.pair.captures]
+    own, usual = (formulas.settings(view, side) for side in (0, 1))
+    shown = [capture.shown(view.step) for capture in view.pair.captures]
+    kinds, rates = ([each.get(key) or [] for each in shown] for key in ("optimizers", "learning_rate"))
     found = []
     if all(kinds) and kinds[0] != kinds[1]:
-        found.append(f"The optimizer is {listed(kinds[0] or [])}, in the reference {listed(kinds[1] or [])}.")
-    if not all(each):
-        rates = [capture.shown(view.step).get("learning_rate") for capture in view.pair.captures]
-        says = f"The learning rate of the step is {rates[0]}, in the reference {rates[1]}."
-        return [says] if None not in rates and rates[0] != rates[1] else []
-    names = [*dict.fromkeys(row.parameter for row in view.stage.wrong)]
-    if lacks := [name for name in names if name in each[1] and name not in each[0]]:
+        found.append(f"The optimizer is {listed(kinds[0])}, in the reference {listed(kinds[1])}.")
+    if not (own and usual) and all(rates) and rates[0] != rates[1]:
+        found.append(f"The learning rate of the step is {rates[0]}, not {rates[1]}.")
+    if own and (lacks := [row.name for row in view.stage.wrong if row.name in usual and row.name not in own]):
         found.append(f"The optimizer does not have {listed(lacks)}.")
-    for (key, value, other), names in _different_settings(view).items():
-        found.append(f"The optimizer says {key} {value}, in the reference {other}: for {listed(names)}.")
+    for (key, values), names in formulas.different_settings(view).items():
+        found.append(f"The optimizer says {key} {values}: for {listed(names)}.")
     return found
-
-
-def _groups(view: View) -> list[dict[str, Any]]:
-    """Return what each training's optimizers say of each parameter."""
-    groups = [capture.shown(view.step).get("groups") or [] for capture in view.pair.captures]
-    return [{name: group for group in own for name in group["params"]} for own in groups]
-
-
-def _different_settings(view: View) -> dict[tuple[str, str, str], list[str]]:
-    """Return (setting, value, the reference's): the parameters that differ and have it."""
-    actual, reference = _groups(view)
-    different: dict[tuple[str, str, str], list[str]] = {}
-    for name in dict.fromkeys(row.parameter for row in view.stage.wrong):
-        own, other = actual.get(name, {}), reference.get(name, {})
-        for key in sorted((own.keys() & other.keys()) - {"params"}):
-            if own[key] != other[key]:
-                different.setdefault((key, str(own[key]), str(other[key])), []).append(name)
-    return different
 
 
 def _disagreements(pair: Pair, step: int) -> list[str]:
@@ -521,7 +463,7 @@ def _disagreements(pair: Pair, step: int) -> list[str]:
                 if len(differ) == 1:
                     for name, (norm, total, part) in rank.notes.get(kind, {}).items():
                         same = other.notes[kind].get(name)
-                        if same and same[2] == part and not _near((norm, total), same):
+                        if same and same[2] == part and not _same((norm, total), same):
                             axes.setdefault(differ[0], set()).add(name)
         for axis, names in axes.items():
             found.append(f"Ranks along {axis} hold different {kind} that should be the same: {listed(sorted(names))}.")
@@ -530,50 +472,10 @@ def _disagreements(pair: Pair, step: int) -> list[str]:
     return found
 
 
-def _near(values: tuple[float, float], others: list[float]) -> bool:
-    size = max(abs(values[0]), abs(others[0]), 1e-300)
-    return all(
-        abs(value - other) <= 1e-5 * size < math.inf or value == other or (value != value and other != other)
-        for value, other in zip(values, others, strict=False)
-    )
-
-
-def _plan(pair: Pair, stage: Stage) -> list[str]:
-    """Return the entries of a tensor-parallel plan that concern the module that differs first."""
-    plan = pair.actual.about.get("plan")
-    if not plan or stage.kind not in ("output", "update", *FILES):
-        return []
-    before = stage.before.module if stage.kind == "output" and stage.before else ""
-    ranks = pair.reference.ranks(stage.step)
-    order = ranks[0].order if ranks else {}
-    owners = [owner(row.parameter) for row in stage.wrong]
-    module = stage.wrong[0].module if stage.kind == "output" else max(owners, key=lambda name: order.get(name, -1))
-    if not module:
-        return []
-    found = [f"{_entry(plan, module)} in the plan of {plan['file']}."]
-    if before:
-        found.append(f"The module before it: {_entry(plan, before)}.")
-    styles = [plan["styles"].get(_pattern(plan, each)) for each in (before, module)]
-    if styles == ["column", "row"]:
-        found.append(
-            f"Between {before} and {module}, each rank has only a part of the features, so nothing there may mix or "
-            "reorder them (as a fused or gated layer, a softmax or a norm would)."
-        )
-    return found
-
-
-def _pattern(plan: dict[str, Any], module: str) -> str | None:
-    """Return the first pattern of a plan that matches a module; a `*` matches within one part of a name."""
-    matching = (each for each in plan["styles"] if each.count(".") == module.count(".") and fnmatchcase(module, each))
-    return next(matching, None)
-
-
-def _entry(plan: dict[str, Any], module: str) -> str:
-    pattern, key = _pattern(plan, module), plan["key"]
-    if pattern is None:
-        return f"`{module}` is not split (no entry of `{key}:` matches it)"
-    style = plan["styles"][pattern]
-    return f"`{module}` is `{style}` (`{key}: {{{pattern}: {style}}}`)"
+def _same(values: tuple[float, float], others: list[float]) -> bool:
+    """Return whether (norm, sum) of a tensor are another's; those that are not finite are the same if both are."""
+    both = torch.tensor([values, others[:2]], dtype=torch.float64)
+    return torch.allclose(both[0], both[1], 1e-5, 1e-5 * min(values[0], others[0]), True)
 
 
 # What would tell more
@@ -582,61 +484,31 @@ def _entry(plan: dict[str, Any], module: str) -> str:
 def _hints(view: View, causes: list[Formula]) -> list[str]:
     """Return what would tell more than this comparison."""
     pair, stage = view.pair, view.stage
-    found = []
-    is_dump = not pair.actual.ranks(pair.steps[0])
-    if is_dump and stage.kind == "gradient" and not pair.reference.samples(stage.step) and not causes:
-        found.append(
-            "`dumped.samples(losses)` in the reference, before `backward()`: it shows the weight of each sample."
-        )
-    shown = pair.actual.shown(max(stage.step, 0))
+    is_dump, is_of_tensors = not pair.actual.ranks(pair.steps[0]), stage.kind in TENSORS
+    precision = view.limit(LIMITS) if is_of_tensors else math.nan
+    most = max(row.difference for row in stage.wrong)
     said = [bool(capture.ranks(stage.step) or capture.shown(stage.step).get("ids")) for capture in pair.captures]
-    if is_dump and not all(said) and stage.step >= 0 and stage.kind != "initial weights":
-        found.append(
-            "`dumped.note(ids=...)` in both: then samples are compared, first of all, and weights are named by ranks."
-        )
-    precision = view.limit(LIMITS) if stage.kind in TENSORS else None
-    if precision == LIMITS["F64"] and 0 < _distance(view) <= ISLAND:
-        found.append(
-            "`--dtype float32`, if one of the models computes something in it: differences of this size may be its "
-            "rounding, or that of an approximation (of GELU, say)."
-        )
-    elif precision == LIMITS["F32"] and _distance(view) <= LIMITS["BF16"]:
-        found.append(
-            "`--dtype bfloat16` (or float16), if one of the trainings computes in it, as under autocast: the "
-            "difference may be its rounding."
-        )
-    if precision and precision > LIMITS["F64"] and not causes:
-        found.append("Both trainings in float64: rounding hides nothing then.")
-    if pair.twin is None and precision != LIMITS["F64"] and stage.step > pair.steps[0]:
-        found.append("`--twin`, the reference from weights moved by one rounding: it shows how far rounding grows.")
-    if is_dump and not {"mesh", "accumulation", "world_size"} & {*pair.actual.about, *shown} and stage.kind in TENSORS:
-        found.append("`--ranks dp=N`, `--ranks micro-batches=N`: then factors and blocks of samples have names.")
-    if (
-        is_dump
-        and not causes
-        and stage.kind == "update"
-        and not all(c.tensors(f"step{stage.step}/optimizer") for c in pair.captures)
-    ):
-        found.append("The optimizer's state in both dumps: it tells a setting from a gradient.")
-    if is_dump and not causes and stage.kind == "gradient":
-        found.append(
-            "The outputs of the model for the samples of this step, printed by both: they tell the forward from the "
-            "backward pass."
-        )
-    if is_dump and not causes and stage.kind in ("optimizer state", "update") and stage.step > pair.steps[0]:
-        found.append("The steps before: with `--twin`, or both in float64, an earlier and smaller difference shows.")
-    return found
-
-
-def _distance(view: View) -> float:
-    """Return the largest distance of a tensor, relative to its norm."""
-    sizes = [
-        (float(view.off(name).norm()), float(view.expected(name).norm()))
-        for name in view.names
-        if not _noted(view, name)
-    ]
-    return max((off / size if size else math.inf for off, size in sizes), default=math.inf)
-
-
-def _noted(view: View, name: str) -> bool:
-    return any(row.name == name and row.note for row in view.stage.wrong)
+    numbers = {"mesh", "accumulation", "world_size"} & {*pair.actual.about, *pair.actual.shown(stage.step)}
+    is_gradient = is_dump and stage.kind == "gradient" and not causes
+    found = {
+        "`dumped.samples(losses)` in the reference, before `backward()`: it shows the weight of each sample.": (
+            is_gradient and not pair.reference.samples(stage.step)
+        ),
+        "`dumped.note(ids=...)` in both: then samples are compared, first of all, and weights are named by ranks.": (
+            is_dump and not all(said) and stage.step >= 0 and stage.kind != "initial weights"
+        ),
+        "`--dtype float32`, if one of the models computes something in it: differences of this size may be its "
+        "rounding, or that of an approximation (of GELU, say).": precision == LIMITS["F64"] and most <= ISLAND,
+        "`--dtype bfloat16` (or float16), if one of the trainings computes in it, as under autocast: the difference "
+        "may be its rounding.": precision == LIMITS["F32"] and most <= LIMITS["BF16"],
+        "Both trainings in float64: rounding hides nothing then.": precision > LIMITS["F64"] and not causes,
+        "`--twin`, the reference from weights moved by one rounding: it shows how far rounding grows.": (
+            pair.twin is None and precision != LIMITS["F64"] and stage.step > pair.steps[0]
+        ),
+        "`--ranks dp=N`, `--ranks micro-batches=N`: then factors have names.": is_dump
+        and is_of_tensors
+        and not numbers,
+        "The outputs of the model for the samples of this step, printed by both: they tell the forward from the "
+        "backward pass.": is_gradient,
+    }
+    return [sentence for sentence, tells in found.items() if tells]

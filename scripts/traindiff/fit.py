@@ -29,10 +29,10 @@ DENOMINATOR = 32
 class Fit:
     """A formula that holds: its solved unknowns, the part of the difference that it leaves, and on how many values."""
 
-    solved: list[float]
-    left: float
-    values: int
-    tensors: int
+    solved: list[float] = field(default_factory=list)
+    left: float = 0.0
+    values: int = 1
+    tensors: int = 0
 
     @property
     def on(self) -> str:

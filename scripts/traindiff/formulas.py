@@ -10,12 +10,10 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from traindiff.capture_files import InputError, Tensors
+from traindiff.capture_files import InputError
 from traindiff.fit import PART, Fit, Read, View, listed, number, ranges
-from traindiff.pair import COARSE, FILES, NUMBERS, Pair
+from traindiff.pair import COARSE, NUMBERS, Pair
 
-WINDOW = 64
-"""Most micro-batches of which a factor can be a part."""
 SMALLEST_SCALE = 2**8
 """From this power of two on a factor may be a loss scale."""
 LEAST = 3
@@ -23,7 +21,7 @@ LEAST = 3
 CAUSES_OF_SETTINGS = {"lr": "rate", "eps": "eps", "weight_decay": "decay", "decoupled_weight_decay": "decay"}
 CAUSES_OF_SETTINGS["count"] = "steps counted anew"
 """Causes of settings; of others it is that the settings differ."""
-COEFFICIENTS = ("betas", "momentum", "dampening", "alpha")
+COEFFICIENTS = {"beta1", "beta2", "momentum", "dampening", "alpha"}
 """Settings of moments."""
 GROUPS = 4
 """Most values of one setting that groups of parameters have."""
@@ -32,18 +30,16 @@ CHECKS = {
     "factor": "What divides or multiplies the loss and the gradients: ranks (a sum in place of a mean), micro-batches, "
     "targets, a loss scale that is not taken out again.",
     "factor of some": "What scales these gradients alone: a reduction or a hook of theirs, a divisor of their own.",
-    "factor of each rank's part": "Whether ranks scale their own parts: clipping by the norm of a part, for example.",
     "no gradient": "Parameters that are frozen, detached, or cleared before the step.",
     "zero": "What sets these tensors, or does not.",
     "previous gradient": "zero_grad() after each step, and what is kept between steps.",
-    "another step": "Whether both number their steps alike (from 0), and gradients of a batch that was read before.",
+    "another step": "Whether both number their steps alike (from 0), and what is read, kept or loaded of another step.",
     "decay": "Weight decay: which parameters have it, how much, and whether it is added to the gradient (Adam) or "
     "to the update (AdamW).",
     "cast": "The dtype in which gradients are reduced, and in which weights are kept, loaded or written.",
     "transposed": "The layout of these weights (Conv1D has that of a Linear, transposed).",
     "not reduced": "Whether gradients are reduced over the ranks, after the last micro-batch (no_sync, "
     "require_backward_grad_sync, set_requires_gradient_sync).",
-    "one rank's samples": "Whether gradients are reduced over the ranks, and whether each rank reads other samples.",
     "lost blocks": "Whether gradients are cleared between micro-batches, and whether all ranks are reduced.",
     "means of blocks": "What each rank or micro-batch divides its loss by: its own number, where numbers differ.",
     "weights of blocks": "What multiplies the loss of these ranks or micro-batches.",
@@ -71,7 +67,6 @@ CHECKS = {
     "shifted targets": "Whether both the data set and the loss shift targets, or neither does.",
     "padding counts": "The values that fill up targets (-100) and masks (0).",
     "scaled inputs": "The normalization in the preprocessing.",
-    "permuted rows": "The index that restores an order: of tokens after a dispatch, of samples in a batch.",
     "the report alone": "What the trainer reports: which rank's loss, which micro-batch's, divided by what.",
     "restored state": "What a checkpoint has, and what is loaded from it.",
 }
@@ -79,7 +74,6 @@ CHECKS = {
 SHOWN = {
     "factor": "a factor of",
     "factor of some": "a factor of",
-    "factor of each rank's part": "factors of the ranks' parts:",
     "factor of updates": "updates times",
     "factors of updates": "updates times",
 }
@@ -94,7 +88,7 @@ class Formula:
     text: str
     """What it says of this case, in a few words: it follows the cause."""
     equation: str
-    fit: Fit
+    fit: Fit = field(default_factory=Fit)
     table: list[str] = field(default_factory=list)
 
     @property
@@ -106,11 +100,14 @@ class Formula:
 
 def explain(view: View) -> list[Formula]:
     """Return the formulas that hold with the fewest unknowns; several hold equally."""
-    found: list[Formula] = []
-    for formulas in _OF.get(view.stage.kind, _OF["weights"]):
-        found += formulas(view)
-    least = min((len(each.fit.solved) for each in found), default=0)
-    return [*{each.name: each for each in found if len(each.fit.solved) == least}.values()]
+    return fewest(formula for formulas in _OF.get(view.stage.kind, _OF["weights"]) for formula in formulas(view))
+
+
+def fewest(found: Iterable[Formula]) -> list[Formula]:
+    """Return those with the fewest unknowns, once each."""
+    named = {each.name: each for each in found}
+    least = min((len(each.fit.solved) for each in named.values()), default=0)
+    return [each for each in named.values() if len(each.fit.solved) == least]
 
 
 # Numbers
@@ -132,19 +129,17 @@ def meaning(pair: Pair, step: int, times: float, near: float) -> str:
     """Return what a factor is, of the numbers that are known: ", the number of ranks or ...", or "" if it is none."""
     given = known(pair, step)
     plain: dict[str, float] = {name: float(value) for name, value in given.items()}
-    plain |= {f"1 / {name}": 1 / value for name, value in given.items()}
-    powers = {f"the square of {name}": float(value**2) for name, value in given.items()}
-    powers |= {f"the square root of {name}": value**0.5 for name, value in given.items()}
-    powers |= {f"1 / the square of {name}": float(value**-2) for name, value in given.items()}
-    composed: dict[str, float] = {}
-    for (name, value), (other, more) in combinations(given.items(), 2):
-        composed |= {f"{name} times {other}": value * more, f"1 / ({name} times {other})": 1 / value / more}
-        composed |= {f"{name} / {other}": value / more, f"{other} / {name}": more / value}
-    parts = {f"{part} / {name}": part / n for name, n in given.items() if n <= WINDOW for part in range(2, n)}
     targets = [capture.shown(step).get("targets") for capture in pair.captures]
     if targets[0] and targets[1] and targets[0] != targets[1]:
         plain["the reference's number of targets / this training's"] = targets[1] / targets[0]
-    for meanings in (plain, powers, composed, parts):
+    plain |= {f"1 / {name}": 1 / value for name, value in given.items()}
+    composed = {f"the square of {name}": value**2.0 for name, value in given.items()}
+    composed |= {
+        f"{name} times {other}": value * more for (name, value), (other, more) in combinations(given.items(), 2)
+    }
+    composed |= {f"1 / ({name})": 1 / value for name, value in composed.items()}
+    composed |= {f"the square root of {name}": value**0.5 for name, value in given.items()}
+    for meanings in (plain, composed):
         if names := [name for name, value in meanings.items() if abs(times - value) <= near * value]:
             return ", " + " or ".join(names[:3])
     scale = round(math.log2(times)) if times > 0 else 0
@@ -172,25 +167,27 @@ def _factor(view: View) -> Iterator[Formula]:
     if fit := view.solve("a factor", names, [view.expected]):
         yield (_rate if kind == "update" else _scaled)(view, 1 + fit.solved[0], fit)
         return
-    own = {}
+    if (groups := _in_groups(view, names, view.expected, view.actual)) and len(groups[1].solved) < len(names):
+        own, fit = groups
+        text = "; ".join(f"{number(c)} of {listed([n for n in own if view.same(own[n], c, 3)], 2)}" for c in fit.solved)
+        cause = "factors of updates" if kind == "update" else "factor of some"
+        yield Formula(cause, text, f"{kind} = c x the reference's, with a c of each group of tensors", fit)
+
+
+def _in_groups(view: View, names: list[str], term: Read, of: Read | None = None) -> tuple[dict[str, float], Fit] | None:
+    """Solve for a coefficient of a term for each tensor, of which no more than ``GROUPS`` are different."""
+    fits = {}
     for name in names:
-        if view.expected(name).numel() < LEAST or not (each := view.solve("", [name], [view.expected])):
-            break
-        own[name] = 1 + each.solved[0]
-    else:
-        shown = f"{kind} = c x the reference's, with a c of each group of tensors"
-        if len(distinct := _distinct(own.values(), view)) <= GROUPS and len(distinct) < len(own):
-            fit = Fit(distinct, _left(view, own), sum(view.expected(n).numel() for n in own), len(own))
-            text = "; ".join(
-                f"{number(c)} of {listed([n for n in own if view.same(own[n], c, 3)], 2)}" for c in distinct
-            )
-            cause = "factors of updates" if kind == "update" else "factor of some"
-            yield Formula(cause, text, shown, fit)
-
-
-def _left(view: View, own: dict[str, float]) -> float:
-    rest = math.hypot(*(float((view.actual(n) - c * view.expected(n)).norm()) for n, c in own.items()))
-    return rest / (math.hypot(*(float(view.off(n).norm()) for n in own)) or 1.0)
+        fit = view.solve("", [name], [term], of) if view.expected(name).numel() >= LEAST else None
+        if not fit:
+            return None
+        fits[name] = fit
+    own = {name: fit.solved[0] for name, fit in fits.items()}
+    distinct = _distinct(own.values(), view)
+    if len(distinct) > GROUPS:
+        return None
+    values = sum(fit.values for fit in fits.values())
+    return own, Fit(distinct, max(fit.left for fit in fits.values()), values, len(fits))
 
 
 def _distinct(values: Iterable[float], view: View) -> list[float]:
@@ -203,9 +200,8 @@ def _distinct(values: Iterable[float], view: View) -> list[float]:
 
 def _of_zero(view: View, formula: Formula) -> Iterator[Formula]:
     """An update of 0: of a rate of 0, of parameters that the optimizer does not have, or of none of these."""
-    shown = view.pair.actual.shown(view.step)
-    names = {name for group in shown.get("groups", []) for name in group["params"]}
-    if view.stage.kind == "update" and shown.get("learning_rate") == 0:
+    names = settings(view, 0).keys()
+    if view.stage.kind == "update" and view.pair.actual.shown(view.step).get("learning_rate") == 0:
         yield Formula("rate", "it is 0 in this step", formula.equation, formula.fit)
     elif view.stage.kind == "update" and names and names.isdisjoint(view.names):
         yield Formula("left out of the optimizer", listed(view.names), formula.equation, formula.fit)
@@ -226,10 +222,10 @@ def _scaled(view: View, times: float, fit: Fit) -> Formula:
     return Formula("factor" if whole else "factor of some", text, shown, fit)
 
 
-def norm_of(view: View, kind: str, names: Iterable[str] | None = None) -> float:
-    """Return the reference's norm of the gradients of a step, or of those of some parameters."""
+def norm_of(view: View, kind: str) -> float:
+    """Return the norm of the reference's gradients of a step."""
     file = view.pair.reference.tensors(f"step{view.step}/{kind}")
-    return math.hypot(*(float(file[name].double().norm()) for name in (file.names if names is None else names)))
+    return math.hypot(*(float(file[name].double().norm()) for name in file.names))
 
 
 def _limit_of(view: View, times: float, norm: float) -> float | None:
@@ -263,7 +259,7 @@ def of_clipping(view: View, times: float, fit: Fit, shown: str) -> Formula:
     if not clips and (other := _limit_of(view, times, whole or limit)):
         return Formula("clip", f"to a norm of {other:.6g}", f"{shown}, whose norm then is {other:.6g}", exact)
     if clips:
-        if part := _part_of_norm(view, whole / times):
+        if part := part_of_norm(view, whole / times):
             return Formula("norm of some", part, f"{shown}: it is clipped by the norm of {part}", exact)
         if text := _norm_of_type(view, times * limit / whole):
             return Formula("clip", text, shown, exact)
@@ -318,24 +314,19 @@ def _clip_of_some(view: View) -> Iterator[Formula]:
     yield Formula("clip of some", text, equation, fit)
 
 
-def _part_of_norm(view: View, norm: float) -> str:
-    """Return the parameters whose gradients have this norm, as text."""
+def part_of_norm(view: View, norm: float) -> str:
+    """Return the parameters whose gradients have this norm, as text: one left out, one kind or module only."""
     file = view.pair.reference.tensors(f"step{view.step}/gradients")
     squares = {name: float(file[name].double().norm()) ** 2 for name in file.names}
-    return part_of_norm(squares, {name: len(file.shape(name)) for name in squares}, norm**2, view)
-
-
-def part_of_norm(squares: dict[str, float], dims: dict[str, int], wanted: float, view: View) -> str:
-    """Return which parameters' squared norms add up to a value, as text: one left out, one kind or module only."""
     parts = {name: name.split(".") for name in squares}
     modules = {name.rpartition(".")[0] for name in squares} | {part for own in parts.values() for part in own[:-1]}
-    sets = {"the matrices": {n for n in squares if dims[n] > 1}, "the vectors": {n for n in squares if dims[n] < 2}}
-    sets |= {name: {name} for name in squares}
+    matrices = {name for name in squares if len(file.shape(name)) > 1}
+    sets = {"the matrices": matrices, "the vectors": {*squares} - matrices} | {name: {name} for name in squares}
     sets |= {each: {n for n in squares if n.startswith(f"{each}.") or each in parts[n]} for each in modules if each}
     sets |= {f"all parameters but {name}": {*squares} - own for name, own in sets.items()}
     whole = sum(squares.values())
     for text, own in sets.items():
-        if 0 < len(own) < len(squares) and is_square(sum(squares[name] for name in own), wanted, whole, view):
+        if 0 < len(own) < len(squares) and is_square(sum(squares[name] for name in own), norm**2, whole, view):
             return text
     return ""
 
@@ -343,36 +334,6 @@ def part_of_norm(squares: dict[str, float], dims: dict[str, int], wanted: float,
 def is_square(found: float, wanted: float, whole: float, view: View) -> bool:
     """Return whether a squared norm is another one, and explains the difference of that from the whole."""
     return abs(found - wanted) <= min(4 * view.near * wanted, view.limit(PART) * abs(whole - wanted))
-
-
-def _parts_of_ranks(view: View) -> Iterator[Formula]:
-    """x'[part of rank r] = c_r x[part of rank r]: parts along one dimension of each tensor."""
-    world = max(known(view.pair, view.step).values(), default=1)
-    for ranks in {world, *(n for name, n in known(view.pair, view.step).items() if "ranks" in name)} - {1}:
-        factors: list[dict[int, float]] = []
-        for name in view.names:
-            value, other = view.actual(name), view.expected(name)
-            for dim in range(min(2, value.dim())):
-                pieces = [*zip(value.chunk(ranks, dim), other.chunk(ranks, dim), strict=True)]
-                own = {r: float((a * b).sum() / (b * b).sum()) for r, (a, b) in enumerate(pieces) if bool(b.any())}
-                rest = math.hypot(*(float((a - own.get(r, 0.0) * b).norm()) for r, (a, b) in enumerate(pieces)))
-                if own and value.numel() > 2 * ranks and rest <= view.rounding(name):
-                    factors.append(own)
-                    break
-            else:
-                break
-        else:
-            by_rank = {r: [own[r] for own in factors if r in own] for r in range(ranks)}
-            if not all(values and len(_distinct(values, view)) == 1 for values in by_rank.values()):
-                continue
-            solved = [values[0] for values in by_rank.values()]
-            if len(_distinct(solved, view)) == 1:
-                continue  # a factor
-            fit = Fit(solved, 0.0, sum(view.expected(name).numel() for name in view.names), len(view.names))
-            text = ", ".join(number(each) for each in solved)
-            shown = f"{view.stage.kind} = c_r x the reference's, on the part of each of {ranks} ranks"
-            yield Formula("factor of each rank's part", text, shown, fit)
-            return
 
 
 def _rows(view: View) -> Iterator[Formula]:
@@ -403,21 +364,12 @@ def _constant(value: Tensor) -> Read:
 
 
 def _another_step(view: View) -> Iterator[Formula]:
-    """x' of step t = x of step s; of an update, its weights."""
-    reference = view.pair.reference
-    kind = "weights" if view.stage.kind == "update" else FILES.get(view.stage.kind)
-    own = view.pair.actual.tensors(f"step{view.step}/{kind}")
-    for other in (each for each in reference.steps if each != view.step and kind):
-        file = reference.tensors(f"step{other}/{kind}")
-        if not all(name in file and name in own for name in view.names):
-            continue
-        before = view.pair.actual.before(view.step) if view.stage.kind == "update" else None
-
-        def predicted(name: str, file: Tensors = file, before: Tensors | None = before) -> Tensor:
-            return file[name].double() - (before[name].double() if before else 0.0)
-
-        if fit := view.holds("another step", view.names, predicted):
-            yield Formula("another step", f"that of step {other}", f"{kind} = the reference's of step {other}", fit)
+    """x' of step t = x of step s."""
+    for step in view.pair.reference.steps:
+        other = View(view.pair, replace(view.stage, step=step))
+        if step != view.step and (fit := view.holds("another step", view.names, other.expected)):
+            equation = f"{view.stage.kind} = the reference's of step {step}"
+            yield Formula("another step", f"that of step {step}", equation, fit)
             return
 
 
@@ -441,19 +393,14 @@ def _decay(view: View) -> Iterator[Formula]:
     names = [name for name in view.names if not name.endswith("_sq")]
     if not names or (len(names) < len(view.names) and view.stage.kind != "optimizer state"):
         return
-    own: dict[str, Fit] = {}
-    joint = view.solve("a multiple of the weights", names, [view.before])
-    for name in names:
-        fit = joint or (view.solve("", [name], [view.before]) if view.expected(name).numel() >= LEAST else None)
-        if not fit:
-            return
-        own[name] = fit
-    values = _distinct((fit.solved[0] for fit in own.values()), view)
-    if len(values) > GROUPS:
+    if joint := view.solve("a multiple of the weights", names, [view.before]):
+        own, fit = dict.fromkeys(names, joint.solved[0]), joint
+    elif groups := _in_groups(view, names, view.before):
+        own, fit = groups
+    else:
         return
     if len(names) < len(view.names) and not _decay_of_squares(view, own):
         return
-    fit = joint or Fit(values, max(e.left for e in own.values()), sum(e.values for e in own.values()), len(names))
     kind, part = view.stage.kind, 1.0
     if kind == "optimizer state" and len(keys := _keys(names)) == 1 and (usual := moments(view).get(keys[0])):
         kind, part = "gradient in the optimizer", usual[1]  # a moment has this part of a gradient
@@ -466,7 +413,7 @@ def _decay(view: View) -> Iterator[Formula]:
     yield Formula("decay", text, f"{kind} = the reference's + k x the weights before the step", fit)
 
 
-def _decay_of_squares(view: View, own: dict[str, Fit]) -> bool:
+def _decay_of_squares(view: View, own: dict[str, float]) -> bool:
     """Return whether second moments are those of the gradients to which decay was added, as the first moments say."""
     gradient, settings = view.gradients(1), moments(view)
     squares = [name for name in view.names if name.endswith("_sq")]
@@ -478,7 +425,7 @@ def _decay_of_squares(view: View, own: dict[str, Fit]) -> bool:
     first, decay = settings["exp_avg"][1], settings["exp_avg"][2]
 
     def predicted(name: str) -> Tensor:
-        added = own[name.removesuffix("_sq")].solved[0] / first * view.before(name)
+        added = own[name.removesuffix("_sq")] / first * view.before(name)
         usual = gradient(name) + decay / first * view.before(name)
         return view.expected(name) + second * (2 * usual * added + added**2)
 
@@ -532,16 +479,6 @@ def _lost(view: View) -> Iterator[Formula]:
         dtypes = listed(name for name, short in NUMBERS.items() if short in kept)
         text = f"weights are kept in {dtypes}: {none} of {fit.values} values have no update"
         yield Formula("cast", text, "update = the reference's, as these weights take it", fit)
-
-
-def rounded_gradients(view: View) -> str:
-    """Return whose gradients are rounded, though too little to be a difference of their own; "" if neither's are."""
-    files = [capture.tensors(f"step{view.step}/gradients") for capture in view.pair.captures]
-    names = [*dict.fromkeys(name.split("//")[0] for name in view.names)]
-    if not all(name in file for name in names for file in files):
-        return ""
-    own, other = (lambda name, file=file: file[name].double() for file in files)
-    return rounded(names, own, other)
 
 
 def _transposed(view: View) -> Iterator[Formula]:
@@ -684,9 +621,7 @@ def _moments(view: View) -> Iterator[Formula]:
 
 def _coefficients_said(view: View) -> bool:
     """Return whether the optimizers say that they have other coefficients."""
-    groups = [capture.shown(view.step).get("groups") or [] for capture in view.pair.captures]
-    said = [[{key: group.get(key) for key in COEFFICIENTS} for group in each] for each in groups]
-    return all(said) and said[0] != said[1]
+    return any(key in COEFFICIENTS for key, _ in different_settings(view))
 
 
 def _coefficients(*found: tuple[float, float, float]) -> str:
@@ -735,18 +670,21 @@ def _stated(view: View) -> Iterator[Formula]:
     """u = the update of Adam or SGD with the settings that the optimizer says, in both trainings: these differ."""
     if not any(bool(view.actual(name).any()) for name in view.names):
         return
-    own, usual = (_settings(view, side) for side in (0, 1))
-    fit = view.holds("", view.names, lambda name: _update(view, 0, name, own[name])) if own and usual else None
+    own, usual = (settings(view, side) for side in (0, 1))
+    if not all(name in own and name in usual for name in view.names):
+        return
+    fit = view.holds("", view.names, lambda name: _update(view, 0, name, own[name]))
     if not fit or not view.solved_by(view.names, lambda name: _update(view, 1, name, usual[name])):
         return
-    different: dict[tuple[str, str], list[str]] = {}
-    for name in view.names:
-        for key in own[name].keys() & usual[name].keys():
-            is_idle = key == "decoupled_weight_decay" and 0 in (own[name]["weight_decay"], usual[name]["weight_decay"])
-            is_idle |= key == "count" and "beta2" not in own[name]
-            if own[name][key] != usual[name][key] and not is_idle:
-                text = f"{own[name][key]:.6g}, not {usual[name][key]:.6g}"
-                different.setdefault((key, text), []).append(name)
+    is_idle = {
+        "decoupled_weight_decay": lambda name: 0 in (own[name]["weight_decay"], usual[name]["weight_decay"]),
+        "count": lambda name: "beta2" not in own[name],
+    }
+    different = {
+        (key, text): names
+        for (key, text), names in different_settings(view).items()
+        if not (key in is_idle and is_idle[key](names[0]))
+    }
     causes = {CAUSES_OF_SETTINGS.get(key, "settings") for key, _ in different}
     shown = [
         (f"{key} " * (len(different) > 1 or key not in CAUSES_OF_SETTINGS))
@@ -759,8 +697,8 @@ def _stated(view: View) -> Iterator[Formula]:
         yield Formula(cause, "; ".join(shown), "update = that of the optimizer with the settings that it says", fit)
 
 
-def _settings(view: View, side: int) -> dict[str, dict[str, float]]:
-    """Return what an optimizer says of each parameter that differs; nothing if it does not say it of all."""
+def settings(view: View, side: int) -> dict[str, dict[str, float]]:
+    """Return what an optimizer says of each parameter: numbers, each of the betas, and the steps before this one."""
     shown = view.pair.captures[side].shown(view.step)
     found: dict[str, dict[str, float]] = {}
     for group in shown.get("groups") or []:
@@ -768,7 +706,20 @@ def _settings(view: View, side: int) -> dict[str, dict[str, float]]:
         values |= {f"beta{number}": beta for number, beta in enumerate(group.get("betas") or [], 1)}
         values["count"] = (shown.get("optimizer_steps") or [0])[0]
         found |= dict.fromkeys(group["params"], values)
-    return found if all(name in found for name in view.names) else {}
+    return found
+
+
+def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
+    """Return (setting, "this value, not that one") of what the optimizers say: the parameters of which they do."""
+    own, usual = (settings(view, side) for side in (0, 1))
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in dict.fromkeys(each.split("//")[0] for each in view.names):
+        values, others = own.get(name, {}), usual.get(name, {})
+        for key in sorted(values.keys() & others.keys()):
+            if values[key] != others[key]:
+                text = ", not ".join(str(x) if isinstance(x, bool) else f"{x:.6g}" for x in (values[key], others[key]))
+                found.setdefault((key, text), []).append(name)
+    return found
 
 
 def _update(view: View, side: int, name: str, settings: dict[str, float]) -> Tensor:
@@ -800,9 +751,9 @@ _PLAIN: tuple[Formulas, ...] = (_factor, _rows, _another_step, _cast, _transpose
 _OF: dict[str, tuple[Formulas, ...]] = {
     "weights": _PLAIN,
     "buffers": (*_PLAIN, _decay),
-    "gradient": (*_PLAIN, _ranks, _previous, _decay, _parts_of_ranks),
-    "clipped gradient": (*_PLAIN, _by_value, _clip_of_some, _decay, _parts_of_ranks),
-    "optimizer state": (*_PLAIN, _moments, _decay, _parts_of_ranks),
+    "gradient": (*_PLAIN, _ranks, _previous, _decay),
+    "clipped gradient": (*_PLAIN, _by_value, _clip_of_some, _decay),
+    "optimizer state": (*_PLAIN, _moments, _decay),
     "update": (
         *_PLAIN,
         _decay,
@@ -810,7 +761,6 @@ _OF: dict[str, tuple[Formulas, ...]] = {
         _plain_gradient,
         _stated,
         _lost,
-        _parts_of_ranks,
     ),
 }
 """By the kind of a stage; samples and outputs have formulas of their own."""

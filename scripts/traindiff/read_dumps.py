@@ -1,52 +1,34 @@
 """Dumps of other trainers as captures: files of safetensors whose names and shards are brought into one form.
 
-The name of a file, or else of its folder, says what it has (gradients, clipped, optimizer, weights; without one of
-these words gradients), which step it belongs to (``gradients-0.safetensors``, ``step1/weights.tp0.safetensors``,
-``epoch=0-step=1``, ``iter_0000001``; without a number step 0; ``initial``: weights before the first step), and which
-rank wrote it (tp0, rank3, mp_rank_00_001). All files of the same step and kind are parts of one set of tensors. Nothing
-is copied: a tensor is joined when it is read.
+All files of the same step and kind are parts of one set of tensors. A tensor is joined when it is read.
 """
 
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from traindiff.capture_files import KINDS, Capture, InputError, RankStep, Tensors, missing, read_json
+from traindiff.capture_files import Capture, InputError, RankStep, Tensors, missing, read_json
 from traindiff.pair import LIMITS, NUMBERS
 
 ENDING = ".safetensors"
-WORDS = {
-    "before": "before",
-    "clip": "clipped",
-    "grad": "gradients",
-    "optim": "optimizer",
-    "weight": "weights",
-    "param": "weights",
-    "model": "weights",
-}
+FILE = re.compile(r"(initial|before|samples|gradients|clipped|optimizer|weights)(?:-(\d+))?(?:\..+)?")
+"""Kind and step of a file: gradients-0, weights-12.tp0."""
+STEP = re.compile(r"step-?(\d+)")
+"""A folder of the files of a step."""
+MODEL, CHECKPOINT = re.compile(r"model(?:-\d+-of-\d+)?"), re.compile(r"checkpoint-(\d+)")
+"""Weights that Hugging Face's trainer saves, and their folder, which counts steps from 1."""
 WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Parts of names that torch.compile, FSDP1 and activation checkpointing add; DDP's `module.` see ``_wrapper``."""
-NO_STEP = re.compile(
-    r"(?<![a-z])mp_rank_\d+(?:_\d+)*|(?<![a-z])(?:rank|tp|pp|dp|cp|ep|shard)[-_.=]?\d+|\d+[-_]of[-_]\d+"
-    r"|(?<![a-z])(?:b?float|fp|bf|f|u?int)(?:8|16|32|64)(?!\d)(?:_e\dm\d)?"
-)
-"""Numbers of ranks, shards and dtypes."""
-STEP = re.compile(r"(?:step|(?<![a-z])iter(?:ation)?)[-_.=]?(\d+)")
-"""Numbers of steps: global_step10 (DeepSpeed), epoch=0-step=1 (Lightning), iter_0000001 (Megatron)."""
 SHOWN = re.compile(r"step[-_.=]?(\d+)\.json")
 """Names of what a trainer wrote of a step."""
 UNREDUCED = "unreduced"
 UNREDUCED_FILE = re.compile(rf"{UNREDUCED}-(\d+)\.rank(\d+)\.safetensors")
-HUGGING_FACE = re.compile(r"(?<![a-z])checkpoint-(\d+)(?!\d)")
-OTHER_FORMATS = ("*.nemo", "*.distcp", "*.ckpt", "*.bin", "*.pt", "*.pth")
-"""File names of formats that are not safetensors."""
 
 
 @dataclass
@@ -225,52 +207,26 @@ def _same(value: Tensor, other: Tensor) -> bool:
 
 
 def _file(path: Path) -> str:
-    """Return which file of a capture a file is, by its path in the dump."""
+    """Return which file of a capture a file is, by its path in the dump.
+
+    Raises:
+        InputError: its name does not say that.
+    """
     if own := UNREDUCED_FILE.fullmatch(path.name):
         return f"step{own[1]}/{UNREDUCED}{own[2]}"
-    names = [_from_zero(part.lower()) for part in reversed(path.with_suffix("").parts)]
-    nearer = list(takewhile(lambda name: "initial" not in name, names))
-    if len(nearer) < len(names) and not _numbers(nearer) and _kinds(nearer)[:1] in ([], ["weights"]):
-        return "initial"
-    kinds, numbers = _kinds(names), _numbers(names)
-    steps = [number for name in names for number in STEP.findall(name)]
-    return f"step{int(([*steps, *numbers] or ['0'])[0])}/{kinds[0] if kinds else KINDS[0]}"
-
-
-def _from_zero(name: str) -> str:
-    """Return a path with its step counted from 0: `checkpoint-1` has the weights after step 0."""
-
-    def step(found: re.Match[str]) -> str:
-        return f"step-{int(found[1]) - 1}" if int(found[1]) else "initial"
-
-    return HUGGING_FACE.sub(step, name)
-
-
-def _kinds(names: list[str]) -> list[str]:
-    return [
-        kind
-        for name in names
-        for kind in (["samples"] if name.startswith("samples") else [WORDS[word] for word in WORDS if word in name])
-    ]
-
-
-def _numbers(names: list[str]) -> list[str]:
-    return [number for name in names for number in re.findall(r"\d+", NO_STEP.sub("", name))]
+    name, folders = path.name.removesuffix(ENDING), path.parts[-2::-1]
+    if MODEL.fullmatch(name):
+        after = next((int(found[1]) for folder in folders if (found := CHECKPOINT.fullmatch(folder))), 1)
+        return f"step{after - 1}/weights" if after else "initial"
+    if not (found := FILE.fullmatch(name)):
+        raise InputError(
+            f"{path}: its name does not say what it contains; name it gradients-N{ENDING} (or clipped, optimizer, "
+            f"weights; N: the step, from 0), or initial{ENDING}."
+        )
+    steps = [found[2], *(of[1] for folder in folders if (of := STEP.fullmatch(folder))), "0"]
+    return "initial" if found[1] == "initial" else f"step{int(next(filter(None, steps)))}/{found[1]}"
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Order rank 2 before rank 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
-
-
-def conversion(source: Path) -> str | None:
-    """Return what to do with a file or folder without safetensors; None: it is of no known format."""
-    for pattern in OTHER_FORMATS:
-        found = [source] if source.is_file() and source.match(pattern) else source.rglob(pattern)
-        if (path := next(iter(found), None)) is not None:
-            return (
-                f"{path} is not safetensors; to compare it, load its tensors with the trainer's own function (or "
-                "torch.load(FILE, weights_only=True)) and write them by name: safetensors.torch.save_file({name: "
-                "value.clone() for name, value in tensors.items()}, 'weights-N.safetensors')."
-            )
-    return None

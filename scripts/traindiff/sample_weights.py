@@ -12,7 +12,7 @@ from torch import Tensor
 
 from traindiff.capture_files import InputError, Samples
 from traindiff.fit import PART, ROUNDING, Fit, View, listed, number
-from traindiff.formulas import Formula, known
+from traindiff.formulas import Formula, fewest
 from traindiff.pair import Pair
 
 SINGULAR = {"F64": 1e-10, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
@@ -21,12 +21,8 @@ LISTED = 16
 """Most weights in a table."""
 MORE = 4
 """How often a sample is looked for."""
-PARTITIONS = 64
-"""Most divisions of the samples that are tried if ranks and micro-batches are unknown."""
 NO_RANK = -1
 """Rank and micro-batch of a sample that the other training does not read."""
-MODEL_AXES = {"tp", "pp", "cp", "ep", "sp", "mp"}
-"""Axes whose ranks read the same samples."""
 PLURALS = {"micro-batch": "micro-batches", "rank's micro-batch": "ranks' micro-batches"}
 
 
@@ -35,11 +31,9 @@ class Partition:
     """A division of the samples into blocks."""
 
     kind: str
-    """What a block is: rank, micro-batch, rank's micro-batch, part (of the sequence), block, sample."""
+    """What a block is: rank, micro-batch, rank's micro-batch, part (of the sequence), sample."""
     labels: tuple[object, ...]
     """The block of each sample."""
-    is_read: bool = False
-    """Whether that is known from the samples that each rank read."""
 
     @property
     def blocks(self) -> list[object]:
@@ -114,12 +108,9 @@ def explain(view: View) -> list[Formula]:
     every = [name for name in samples.names if all(name in each for each in gradients)]
     samples = samples.with_gradient(every)
     for names in (every, [name for name in every if name in view.names]):
-        if names and len(samples) > 1 and (sums := _sums(view, samples, names, names is every)):
-            found = [*_formulas(sums)]
-            least = min((len(each.fit.solved) for each in found), default=0)
-            if found:
-                best = {each.name: each for each in found if len(each.fit.solved) == least}
-                return [*best.values()]
+        sums = _sums(view, samples, names, names is every) if names and len(samples) > 1 else None
+        if sums and (found := fewest(_formulas(sums))):
+            return found
     return []
 
 
@@ -213,16 +204,11 @@ def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]
     shown = f"gradient = sum over {len(blocks)} {partition.plural} of a weight x their part of the reference's"
     each = ", ".join(f"{_label(block)}: {number(value)}" for block, value in rounded.items())
     alone = bool(lost) and len(left) == 1
-    differ = bool(view.pair.actual.unreduced(view.step))
     # A rank that keeps its own gradient counts as often as there are ranks; else its samples may count alone.
-    is_of_ranks = partition.kind in ("rank", "block") and (differ or (alone and view.same(left[0], len(blocks), 100)))
-    if alone and is_of_ranks:
-        sure = partition.is_read or differ
-        cause = "not reduced" if sure else "one rank's samples"
+    own = view.pair.actual.unreduced(view.step) or (alone and view.same(left[0], len(blocks), 100))
+    if alone and partition.kind == "rank" and own:
         counting = _label(next(block for block in blocks if block not in lost))
-        text = f"only {partition.kind} {counting} of {len(blocks)} counts, {number(left[0])} times"
-        if not sure:
-            text += ": not reduced, or all ranks read the same samples"
+        cause, text = "not reduced", f"only rank {counting} of {len(blocks)} counts, {number(left[0])} times"
     elif partition.kind == "rank's micro-batch" and (text := _unreduced(rounded)):
         cause = "not reduced"
     elif lost:
@@ -375,53 +361,16 @@ def counted(pair: Pair, side: int, step: int) -> Counter[object]:
 
 
 def _partitions(view: View, samples: Samples) -> Iterator[Partition]:
-    """Yield divisions of the samples: as the other training says, as --ranks say, or in blocks of any size."""
-    found = reads(view.pair, 0, view.step)
-    own = {sample: (rank, micro) for sample, rank, micro in found}
-    if own.keys() & {*samples.ids}:
-        rank, micro = ([own.get(each, (NO_RANK, NO_RANK))[place] for each in samples.ids] for place in (0, 1))
-        if divisions := [*_of_places(rank, micro, samples.parts, True)]:
-            yield from divisions
-            return
-    for whole in _partitions_of_rows(view, samples.rows):
-        yield Partition(whole.kind, tuple(whole.labels[row] for row in samples.taken))
-
-
-def _partitions_of_rows(view: View, rows: int) -> Iterator[Partition]:
-    about, numbers = view.pair.actual.about, known(view.pair, view.step)
-    mesh = about.get("mesh", {})
-    ranks = math.prod(degree for axis, degree in mesh.items() if axis not in MODEL_AXES)
-    ranks = ranks if mesh else numbers.get("the number of ranks", 1)
-    micros = numbers.get("the number of micro-batches", 1)
-    if rows % (ranks * micros) == 0:
-        for rank, micro in _dealt(rows, ranks, micros):
-            yield from _of_places(rank, micro, [])
-    sizes = [each for each in range(2, rows) if rows % each == 0]
-    more = [Partition("block", tuple(row * each // rows for row in range(rows))) for each in sizes]
-    more += [
-        Partition("block", tuple(row * each * times // rows % each for row in range(rows)))
-        for each in sizes
-        for times in range(2, rows // each + 1)
-        if rows % (each * times) == 0
-    ]
-    yield from more[:PARTITIONS]
-
-
-def _dealt(rows: int, ranks: int, micros: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the rank and the micro-batch of each row, in the orders in which samples are usually dealt out."""
-    size = rows // (ranks * micros)
-    yield [row // (size * micros) for row in range(rows)], [row // size % micros for row in range(rows)]
-    if ranks > 1:
-        if micros > 1:
-            yield [row // size % ranks for row in range(rows)], [row // (size * ranks) for row in range(rows)]
-        yield [row % ranks for row in range(rows)], [row // (size * ranks) for row in range(rows)]
-
-
-def _of_places(rank: list[int], micro: list[int], part: list[int], is_read: bool = False) -> Iterator[Partition]:
-    for kind, labels in (("rank", rank), ("micro-batch", micro), ("part", part)):
+    """Yield divisions of the samples by the ranks and micro-batches that read them, if they are known."""
+    own = {sample: (rank, micro) for sample, rank, micro in reads(view.pair, 0, view.step)}
+    if not own.keys() & {*samples.ids}:
+        return
+    rank, micro = ([own.get(each, (NO_RANK, NO_RANK))[place] for each in samples.ids] for place in (0, 1))
+    for kind, labels in (("rank", rank), ("micro-batch", micro), ("part", samples.parts)):
         if len({*labels}) > 1:
-            yield Partition(kind, tuple(labels), is_read)
+            yield Partition(kind, tuple(labels))
+    both = [*zip(rank, micro, strict=True)]
     if len({*rank}) > 1 and len({*micro}) > 1:
-        yield Partition("rank's micro-batch", tuple(zip(rank, micro, strict=True)), is_read)
-    if part and len({*part}) > 1 and len({*zip(rank, micro, strict=True)}) > 1:
-        yield Partition("rank's micro-batch", tuple(zip(rank, micro, part, strict=True)), is_read)
+        yield Partition("rank's micro-batch", tuple(both))
+    if len({*samples.parts}) > 1 and len({*both}) > 1:
+        yield Partition("rank's micro-batch", tuple(zip(rank, micro, samples.parts, strict=True)))

@@ -136,6 +136,13 @@ BAD = {
         [],
         "the files of other have no tensors; traindiff.dump writes them.",
     ),
+    "no name of a kind": (
+        {"epoch=0-step=1": TENSORS},
+        GRADIENTS,
+        [],
+        "epoch=0-step=1.safetensors: its name does not say what it contains; name it gradients-N.safetensors (or "
+        "clipped, optimizer, weights; N: the step, from 0), or initial.safetensors.",
+    ),
     "no files": ({}, GRADIENTS, [], "other does not exist."),
     "no replacement": (
         GRADIENTS,
@@ -168,8 +175,9 @@ def test_bad_input_is_one_sentence(compare, case):
 
 def test_damaged_files_and_empty_folders_are_one_sentence(compare, tmp_path):
     (tmp_path / "other").mkdir()
-    no_files = "error: other has no .safetensors files; traindiff.dump writes them.\n"
-    assert compare({}, GRADIENTS) == (2, no_files)
+    (tmp_path / "other/model.bin").write_bytes(b"PK")
+    status, said = compare({}, GRADIENTS)
+    assert (status, "other has no .safetensors files, which traindiff.dump writes; of another" in said) == (2, True)
     (tmp_path / "other/gradients.safetensors").write_bytes(b"not a header")
     status, said = compare({}, GRADIENTS)
     assert status == 2

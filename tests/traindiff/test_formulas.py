@@ -58,9 +58,9 @@ ALONE = {
     "clips the largest value": ("reference", "clipped gradient; clip: to a norm of type inf (norm_type) of 0.2"),
     "sgd": ("momentum", "update; settings: momentum 0, not 0.9"),
     "dampening": ("momentum", "optimizer state; coefficients of moments: momentum_buffer: 0.9 and 0.5, not 0.9 and 1"),
-    "nesterov": ("momentum", "update; settings: nesterov 1, not 0"),
+    "nesterov": ("momentum", "update; settings: nesterov True, not False"),
     "maximize": ("plain", "optimizer state; a factor of -1"),
-    "amsgrad": ("plain", "optimizer state; settings: amsgrad: True, not False"),
+    "amsgrad": ("plain", "optimizer state; settings: amsgrad True, not False"),
     "rmsprop of another alpha": ("rmsprop", "optimizer state; coefficients of moments: square_avg: 0.9, not 0.99"),
     "clips later": ("plain", "gradient; clip: to a norm of 0.33"),
     "clips later by PyTorch": ("plain", "optimizer state; clip: to a norm of 0.33"),
@@ -182,7 +182,6 @@ RANKS = ("--ranks", "dp=2", "--ranks", "micro-batches=4")
     [
         (8, "a factor of 8, the number of ranks along dp times the number of micro-batches or"),
         (80 / 88, "a factor of 0.909091 (10/11)."),
-        (0.75, "a factor of 0.75, 3 / the number of micro-batches."),
         (2.0**16, "a factor of 65536, 2^16, as of a loss scale."),
         (1 + 2e-6, "a factor of 1 + 2e-06."),
     ],
@@ -218,14 +217,6 @@ def weighted(tmp_path, weights, size, *options, **metadata):
     reference = dump(tmp_path / "reference", files)
     save_file({"x": own}, reference / "samples-0.safetensors", metadata)
     return markdown(compared(other, reference, *options), "")
-
-
-def test_two_unknowns_need_few_values(tmp_path):
-    """32 samples on two ranks, and a gradient of 38 values."""
-    page = weighted(tmp_path, [2] * 16 + [0] * 16, 38, "--ranks", "dp=2")
-    assert (
-        "cause: one rank's samples: only rank 0 of 2 counts, 2 times: not reduced, or all ranks read the same " in page
-    )
 
 
 @pytest.mark.parametrize(("weights", "size"), [([1, 3, 0.5, 2, 1, 1, 4, 0.2], 8), ([3, 1, 2.5, 1], 3)])

@@ -160,9 +160,9 @@ def test_normalized_rows_are_the_same_in_another_order_or_others():
 
 
 def test_ranks_with_the_same_values_that_are_not_finite_do_not_disagree():
-    assert diagnosis._near((float("inf"), float("nan")), [float("inf"), float("nan")])
-    assert not diagnosis._near((1.0, 1.0), [float("inf"), 1.0])
-    assert not diagnosis._near((1.0, float("nan")), [1.0, 1.0])
+    assert diagnosis._same((float("inf"), float("nan")), [float("inf"), float("nan")])
+    assert not diagnosis._same((1.0, 1.0), [float("inf"), 1.0])
+    assert not diagnosis._same((1.0, float("nan")), [1.0, 1.0])
 
 
 def found_in_outputs(tmp_path, outputs, expected):

@@ -23,9 +23,9 @@ def test_equal_dumps_have_status_0_and_different_ones_status_1(compare):
 
 def test_a_factor_is_a_number_rather_than_the_square_of_another(compare):
     """Two ranks with four micro-batches each."""
-    _, page = compare({"grads": times(4)}, {"grads": TENSORS}, "--ranks", "micro-batches=4", "--ranks", "dp=2")
+    _, page = compare({"gradients": times(4)}, {"gradients": TENSORS}, "--ranks", "micro-batches=4", "--ranks", "dp=2")
     assert "; cause: a factor of 4, the number of micro-batches.**" in page
-    page = compare({"grads": times(16)}, {"grads": TENSORS}, "--ranks", "dp=4")[1]
+    page = compare({"gradients": times(16)}, {"gradients": TENSORS}, "--ranks", "dp=4")[1]
     assert "; cause: a factor of 16, the square of the number of ranks along dp" in page
 
 
@@ -50,7 +50,7 @@ def test_what_the_trainer_wrote_of_its_ranks_and_micro_batches_names_factors(com
 
 
 def test_the_page_can_be_written_to_a_file(compare, tmp_path):
-    status, printed = compare({"a": times(4)}, {"a": TENSORS}, "--output", tmp_path / "page.md")
+    status, printed = compare({"gradients": times(4)}, {"gradients": TENSORS}, "--output", tmp_path / "page.md")
     assert (status, printed.count("\n")) == (1, 1)
     assert printed.strip() in (tmp_path / "page.md").read_text()
 
@@ -134,7 +134,6 @@ def test_bf16_is_compared_with_its_own_limit(compare, factor, status):
     found, page = compare({"gradients": low}, {"gradients": TENSORS}, "--ranks", "dp=2")
     assert found == status
     assert "The gradients are BF16 against F32: the coarser dtype of a tensor sets its limit." in page
-    assert "Gradients in low precision count as equal up to 5 % of a tensor's largest value." in page
     if status:
         assert "; cause: a factor of 2, the number of ranks along dp" in page
 
@@ -188,11 +187,11 @@ def test_nan_and_inf_are_findings(compare, value, sides, says):
 
 
 def test_optimizer_state_and_clipped_gradients(compare):
-    same = {"gradients-0": TENSORS, "clipped_gradients-0": times(0.1)}
+    same = {"gradients-0": TENSORS, "clipped-0": times(0.1)}
     state = {"up.weight//exp_avg": UP}
     _, page = compare(same | {"optimizer-0": times(0.5, state)}, same | {"optimizer-0": state})
     assert "First difference: step 0, optimizer state (up.weight//exp_avg)" in page
-    _, page = compare(same | {"clipped_gradients-0": TENSORS}, same)
+    _, page = compare(same | {"clipped-0": TENSORS}, same)
     assert "First difference: step 0, clipped gradient (2 of 2, first down.weight); cause: no clipping.**" in page
 
 
@@ -232,7 +231,7 @@ def test_a_twin_that_is_not_finite_excuses_nothing(compare, tmp_path, value):
 
 
 def test_the_step_in_the_name_of_a_single_file(tmp_path, capsys):
-    path = dump(tmp_path, {"gradients.step3": TENSORS}) / "gradients.step3.safetensors"
+    path = dump(tmp_path, {"gradients-3": TENSORS}) / "gradients-3.safetensors"
     assert command_line.main([str(path), str(path)]) == 0
     assert "Nothing differs in step 3." in capsys.readouterr().out
 
@@ -242,43 +241,18 @@ def test_the_step_in_the_name_of_a_single_file(tmp_path, capsys):
     [
         ("gradients-0", "step0/gradients"),
         ("step12/weights.rank3", "step12/weights"),
-        ("clipped_gradients_step7", "step7/clipped"),
-        ("model_a/gradients-2", "step2/gradients"),
-        ("gradcheck/step1/weights", "step1/weights"),
+        ("step-7/clipped", "step7/clipped"),
+        ("run-3/gradients-2", "step2/gradients"),
+        ("gradients-1.pp0.tp1", "step1/gradients"),
         ("checkpoint-10/model-00001-of-00002", "step9/weights"),
         ("checkpoint-1/model", "step0/weights"),
-        ("initial_weights", "initial"),
-        ("initial/model-00001-of-00002", "initial"),
-        ("initial_run/gradients-1", "step1/gradients"),
-        ("initial_run/weights-1", "step1/weights"),
-        ("grad_dump/initial", "initial"),
-        ("gradients-fp32-1", "step1/gradients"),
-        ("gradients-float-2", "step2/gradients"),
-        ("gradients-float8_e4m3-1", "step1/gradients"),
-        ("optim.tp1.pp0", "step0/optimizer"),
-        ("3", "step3/gradients"),
-        ("gradients-epoch=0-step=1", "step1/gradients"),
-        ("epoch=1-step=20/weights", "step20/weights"),
-        ("iter_0000002/mp_rank_00_000/gradients", "step2/gradients"),
-        ("iter_0000002/mp_rank_01/model", "step2/weights"),
-        ("global_step10/mp_rank_00_001_002/optimizer", "step10/optimizer"),
-        ("name--val_loss=0.25-step=100-consumed_samples=800/model", "step100/weights"),
-        ("iteration-3.rank1", "step3/gradients"),
-        ("epoch-3/gradients", "step3/gradients"),
+        ("checkpoint-0/model", "initial"),
+        ("model", "step0/weights"),
+        ("initial.tp0", "initial"),
     ],
 )
 def test_names_of_files(path, name):
-    assert read_dumps._file(Path(path)) == name
-
-
-@pytest.mark.parametrize("path", ["version_0/epoch=0-step=1.ckpt", "step-1/__0_0.distcp", "checkpoint-1/model.bin"])
-def test_a_checkpoint_of_another_format_is_refused_with_how_to_convert_it(path, tmp_path, capsys):
-    file = tmp_path / path
-    file.parent.mkdir(parents=True)
-    file.write_bytes(b"PK")
-    for source in (tmp_path, file):
-        assert command_line.main([str(source), str(source)]) == 2
-        assert f"{file} is not safetensors; to compare it, load its tensors" in capsys.readouterr().err
+    assert read_dumps._file(Path(f"{path}.safetensors")) == name
 
 
 @pytest.mark.parametrize("prefix", ["module.", "module.module.", "_orig_mod.module.", "module._orig_mod."])

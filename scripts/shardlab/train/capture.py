@@ -214,14 +214,12 @@ class _Recorder:
         split = {"ranks": sequence.ranks, "rank": sequence.rank, "head_tail": sequence.head_tail}
         ranks = world.gather({"place": world.place, "data_rank": world.data_rank, "sequence": split})
         modules = {name: classes for each in world.gather(self.outputs.modules) for name, classes in each.items()}
-        workload = f"config/workloads/{run.workload.partition('@')[0]}.yaml"
         return {
             "conditions": f"in {run.recipe.dtype}, without dropout, "
             "from the run's own settings, initial weights and batches",
             "dtype": run.recipe.dtype,
             "mesh": run.mesh.root,
             "context": run.options.context if run.mesh.axes("sequence") else None,
-            "plan": {"file": workload, "key": "tensor", "styles": run.model.tensor} if "tp" in run.mesh.root else None,
             "engine": run.engine_file,
             "accumulation": run.recipe.gradient_accumulation_steps,
             "chunks": self.engine.chunks,
