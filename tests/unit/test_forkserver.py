@@ -228,17 +228,42 @@ def test_a_client_ends_as_its_job_does(server, write, ends, status, said):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_signals_reach_the_job(server, write, number):
-    program = write(
-        f"""
-        signal.signal({int(number)}, lambda number, _: sys.exit(40 + number))
-        print("here", flush=True)
-        time.sleep(60)
-        """
-    )
-    child = server.start(program)
+    block = f"signal.pthread_sigmask(signal.SIG_BLOCK, [{int(number)}])"
+    child = server.start(write(f"{block}\nprint('here', flush=True)\nsys.exit(40 + signal.sigwait([{int(number)}]))"))
     assert child.stdout.readline() == "here\n"
     child.send_signal(number)
     assert child.wait(20) == 40 + number
+
+
+SLOW = """
+import time
+from shardlab.runs import signals
+obey = signals.obey
+signals.obey = lambda numbers: (time.sleep(0.5), obey(numbers))
+"""
+LATE = """
+import ctypes, operator, signal
+from functools import partial
+from shardlab.runs import forkserver
+wait = forkserver.select.select
+def interrupted(*words):
+    calls = partial(getattr(ctypes.CDLL(None), "raise"), signal.SIGINT), partial(wait, *words)
+    return [*map(operator.call, calls)][-1]  # without a bytecode between them, where Python looks for signals
+waits = [interrupted, wait]
+forkserver.select.select = lambda *words: waits.pop()(*words)
+forkserver.delegate(["program"])
+"""
+
+
+def test_a_signal_that_comes_when_nobody_looks_is_not_lost(write, tmp_path):
+    """Between the client's last look for signals and its wait; before the job has its own reaction to them."""
+    server = Server(tmp_path, SLOW)
+    try:
+        write("time.sleep(60)")
+        assert server.start("-c", LATE).wait(20) == -signal.SIGINT
+    finally:
+        server.process.kill()
+        server.process.wait()
 
 
 def test_a_job_ends_with_its_client_and_its_monitor(server, write):

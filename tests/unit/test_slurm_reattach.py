@@ -90,7 +90,7 @@ def test_all_calls_in_a_folder_give_their_jobs_one_name(tmp_path):
     assert (
         slurm_reattach.name_of(tmp_path)
         == slurm_reattach.name_of(tmp_path / ".")
-        != slurm_reattach.name_of(tmp_path / "other")
+        != slurm_reattach.name_of(tmp_path / "not UTF-8: \udcfc")
     )
 
 

@@ -28,12 +28,18 @@ class Fork:
 
         def run() -> None:
             signals.obey(FORWARDED)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             signals.die_with_parent(die_by, parent)
             target()
 
         parent = os.getpid()
         self._process = multiprocessing.get_context("fork").Process(target=run)
-        self._process.start()
+        # A signal that comes before the fork obeys it waits, whatever this process does at it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self.pid = int(self._process.pid or 0)
 
     def send_signal(self, number: int) -> None:

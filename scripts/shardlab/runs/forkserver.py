@@ -4,7 +4,7 @@ Importing PyTorch and what a training needs takes seconds, more than many jobs. 
 ``shardlab launch`` delegates itself to it (``delegate``), and starts as a new Python process if there is none.
 
 Each connection to its Unix socket is one job. The client sends its standard file descriptors, arguments, environment
-and folder; the server forks a monitor, which forks the job and confirms it. While the job runs, the client sends
+and folder; the server forks a monitor, which confirms the job and forks it. While the job runs, the client sends
 signals for it, one byte each; when it ends, the client receives its status. If a client dies, its job is ended. If the
 server dies, jobs continue; if a job's monitor dies, the client starts a new process.
 
@@ -61,22 +61,21 @@ def delegate(words: list[str]) -> None:
     except OSError:
         return
     received: list[int] = []
-
-    def forward(number: int, _: Any) -> None:
-        received.append(number)
-        connection.send(bytes([number]))
-
     # A signal's byte must not come before the request's last one.
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in FORWARDED}
     began = answer = b""
     try:
         _send_request(connection, words)
+        connection.setblocking(False)
+        # Not sent by a handler: Python would call it only after a wait that begins just when the signal comes.
+        signal.set_wakeup_fd(connection.fileno())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        began = connection.recv(1)
-        answer = connection.recv(4, socket.MSG_WAITALL)
+        began = _wait_for(connection, 1)
+        answer = _wait_for(connection, 4)
     except OSError:
         pass
+    signal.set_wakeup_fd(-1)
     if len(answer) == 4:
         _end(*struct.unpack("!i", answer))
     if received:
@@ -117,6 +116,11 @@ def _send_request(connection: socket.socket, words: list[str]) -> None:
     text = json.dumps(request | {"code": [str(ROOT), sys.executable]}).encode()
     socket.send_fds(connection, [struct.pack("!i", len(text))], [0, 1, 2])
     connection.sendall(text)
+
+
+def _wait_for(connection: socket.socket, size: int) -> bytes:
+    select.select([connection], [], [])
+    return connection.recv(size)
 
 
 def _end(status: int) -> NoReturn:
@@ -257,10 +261,10 @@ def _monitor(connection: socket.socket, environment: dict[str, str], added: dict
     request = json.loads(connection.recv(length, socket.MSG_WAITALL))
     if request["code"] != [str(ROOT), sys.executable]:
         return  # not what this server imported
+    connection.sendall(BEGUN)  # not later: a client whose monitor dies must know that there may be a job
     job = forks.Fork(lambda: _job(connection, request, descriptors, environment, added))
     for descriptor in descriptors:
         os.close(descriptor)
-    connection.sendall(BEGUN)
     ended = os.pidfd_open(job.pid)
     while True:
         if ended in select.select([connection.fileno(), ended], [], [])[0]:

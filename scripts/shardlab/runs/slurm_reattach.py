@@ -6,6 +6,7 @@ that Slurm forgets or preempts for good ends; and of a job that lost a node only
 """
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def resolve_lost_jobs(states: dict[str, str], followed: set[str], absent: dict[s
 
 def name_of(folder: Path) -> str:
     """Return the name of all Slurm jobs of a project's folder."""
-    return "shardlab-" + hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    return "shardlab-" + hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
 
 
 def live_job(folder: Path, name: str, job: Any) -> str | None:
