@@ -16,7 +16,7 @@ from shardlab.report import charts
 from shardlab.settings.run_identity import KEYS as KEYS_OF
 
 MANY = pytest.mark.timeout(1800)
-WITHOUT_DATA = ("pipeline_bubble", "expert_load", "microbatch_sweep", "usage")
+WITHOUT_DATA = ("pipeline_bubble", "expert_load", "usage")
 """Charts that these strategies and workloads have no data for, or as much as the machine allows."""
 STRATEGIES = ["single", "fsdp_tp", "zero3"]
 """Every engine and a 2-D mesh. The parity suite has every strategy on every workload, the cluster tests the whole

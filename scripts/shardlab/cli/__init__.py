@@ -45,7 +45,6 @@ VERBS = {
         "export": "export weights as a transformers model",
         "collectives": "measure the collectives over all ranks",
         "plot_collectives": "draw what collectives measured",
-        "microbatch_sweep": "measure a pipeline by its number of micro-batches",
         "wheelhouse": "collect the wheels of the image",
         "image": "build or inspect the image",
         "forkserver": "fork jobs from a process that has imported PyTorch",

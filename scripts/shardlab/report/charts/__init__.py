@@ -25,7 +25,6 @@ PER_WORKLOAD = (
     "traffic",
     "pipeline_bubble",
     "expert_load",
-    "microbatch_sweep",
     "usage",
 )
 COMPARISON = "speed_and_memory"
