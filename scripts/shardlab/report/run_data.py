@@ -48,7 +48,6 @@ class RunData:
 
     table: pd.DataFrame
     runs: list[Shown]
-    results: Path
     jobs: pd.DataFrame
     """rule, name, start, end (seconds since the first one began) of the workflow's jobs whose files exist."""
     singles: list[Shown] = field(default_factory=list)
@@ -70,11 +69,6 @@ class RunData:
             singles=[run for run in self.runs if run.train.strategy == "single"],
             events=max(20, 3 * MARKS // max(1, sum(run.train.world_size for run in self.runs))),
         )
-
-    def study(self, pattern: str) -> pd.DataFrame:
-        """Return the tables of a study that was made in addition to the runs; empty without one."""
-        tables = [pd.read_csv(path) for path in sorted(self.results.glob(pattern))]
-        return pd.concat(tables) if tables else pd.DataFrame()
 
     @cached_property
     def families(self) -> dict[str, str]:
@@ -110,7 +104,7 @@ def collect(table: pd.DataFrame, results: Path, workloads: list[str] | None = No
         run = Run.model_validate(train.settings)
         planned = plan.find(run, *plan.places(results, run))
         runs.append(Shown(train, test, pd.DataFrame(steps, columns=columns), usage, timeline, planned))
-    return RunData(table, runs, results, _jobs(results.resolve().parent))
+    return RunData(table, runs, _jobs(results.resolve().parent))
 
 
 def _timeline(path: Path, train: TrainReport) -> Timeline | None:
