@@ -25,7 +25,6 @@ PER_WORKLOAD = (
     "traffic",
     "pipeline_bubble",
     "expert_load",
-    "usage",
 )
 COMPARISON = "speed_and_memory"
 """The one of these that the page begins with."""
