@@ -25,7 +25,6 @@ include: "workflow/rules/diagnose.smk"
 include: "workflow/rules/export.smk"
 include: "workflow/rules/preflight.smk"
 include: "workflow/rules/collectives.smk"
-include: "workflow/rules/microbatch_sweep.smk"
 
 
 wildcard_constraints:

@@ -79,7 +79,7 @@ def _mean(race: Race, loss: Tensor) -> float:
 
 
 def shardlab(race: Race) -> None:
-    """Train with our complete loop: metrics, heartbeat, and the counting in its third step; without usage samples."""
+    """Train with our complete loop: metrics, heartbeat, and the counting in its third step."""
     from unittest import mock
 
     from shardlab.train import loop

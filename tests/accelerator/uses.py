@@ -55,9 +55,10 @@ def test_every_device_of_a_process_is_seeded():
 
 
 def test_another_thread_asks_for_the_device_of_its_rank():
+    device.forget_peak([FIRST, SECOND])
     held = torch.ones(1024, device=SECOND)
-    first, second = of_new_thread(lambda: [device.usage(each) for each in (FIRST, SECOND)])
-    assert second["device_memory_bytes"] >= held.nbytes > first["device_memory_bytes"]
+    first, second = of_new_thread(lambda: [device.peak_memory([each]) for each in (FIRST, SECOND)])
+    assert second >= held.nbytes > first
     assert device.name(SECOND) == "simulated accelerator 1"
 
 

@@ -32,7 +32,7 @@ def test_the_walk(learner):
     place = "site_settings={slurm: {runtime: 30}, environment: {NCCL_DEBUG: INFO}}"
     for edit, rules in (
         (place, set()),
-        ("usage_seconds=5", set()),
+        ("tensorboard=true", set()),
         ("seed=2", {"resolve", "train"}),
     ):
         said = learner.snakemake(f"results/{RUN}.done", config=[KEPT, edit], flags=["-n"]).stdout

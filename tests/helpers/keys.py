@@ -17,7 +17,6 @@ CHANGES = {
         "noise_floor_runs": 1,
         "sweep": {"seed": [1, 2]},
         "max_runs": 999,
-        "usage_seconds": None,
         "tensorboard": True,
         "on_memory_overflow": "refuse",
         "restart": True,

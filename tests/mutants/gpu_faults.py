@@ -55,14 +55,6 @@ FAULTS = [
         at("unit/test_watched", "test_compiled_blocks_stay_compiled_after_the_counted_step"),
     ),
     Fault(
-        "the monitor's thread asks for device 0",
-        DEVICE,
-        "free, total = torch.accelerator.get_memory_info(device)",
-        "free, total = torch.accelerator.get_memory_info()",
-        SIMULATED,
-        error=REFUSED,
-    ),
-    Fault(
         "the checkpoint's thread has device 0",
         CHECKPOINT,
         ", initializer=device.use, initargs=(world.device,)",

@@ -30,7 +30,7 @@ MODULES = (
     *("torch.distributed.pipelining", "torch.distributed.tensor.parallel", "torch.nn.attention"),
     *("torch.distributed.checkpoint.hf_storage", "torch._subclasses.fake_tensor", "torch.utils.flop_counter"),
     *("transformers", "tensorboardX", "numpy", "pandas", "pydantic", "yaml", "safetensors.torch", "sklearn.datasets"),
-    *("psutil", "altair", "tabulate"),
+    *("altair", "tabulate"),
 )
 
 

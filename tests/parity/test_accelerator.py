@@ -1,5 +1,5 @@
 """Every PyTorch-native strategy on simulated accelerators (tests/accelerator), compared with one CPU: the whole program
-with streams, pinned copies, prefetched batches, checkpoints and the resource monitor.
+with streams, pinned copies, prefetched batches, and checkpoints.
 
 What a GPU would compute wrongly, or wait for within a step, is an error there.
 """
@@ -142,18 +142,6 @@ def test_a_capture_needs_no_more_memory_of_a_device_than_a_training(simulated, t
     assert all(own <= 1.01 * peak for own, peak in zip(captured, report["peak_memory_bytes"], strict=True))
 
 
-def test_each_rank_says_what_its_own_device_holds(folders):
-    """Of all devices' memory, that of rank 1 differs from rank 0's under pipelines: each asked for its own."""
-    records = [
-        record
-        for path in folders[1].glob("pp-*/metrics.jsonl")
-        for record in metrics.read(path)
-        if record["kind"] == "usage"
-    ]
-    held = [record["device_memory_bytes"] for record in records]
-    assert any(len({*values}) == 2 and None not in values for values in held)
-
-
 @pytest.mark.long
 def test_the_programs_from_initial_weights_to_the_test_loss(tmp_path, tiny_data):
     """As `shardlab launch` starts them: torchrun's ranks are processes, and what is measured and monitored is on."""
@@ -171,7 +159,7 @@ def test_the_programs_from_initial_weights_to_the_test_loss(tmp_path, tiny_data)
 
     initial, report = tmp_path / "init.safetensors", tmp_path / "init.json"
     launched("init", f"--output={initial}", f"--report={report}")
-    launched("train", f"--weights={initial}", f"--output={folder}", f"--done={folder}.done", "--usage-seconds=0.2")
+    launched("train", f"--weights={initial}", f"--output={folder}", f"--done={folder}.done")
     weights = folder / "model.safetensors"
     launched("evaluate", f"--weights={weights}", f"--initial={report}", f"--output={folder}/test.json")
     found = json.loads((folder / "test.json").read_text())
@@ -179,4 +167,4 @@ def test_the_programs_from_initial_weights_to_the_test_loss(tmp_path, tiny_data)
     assert found["untrained_loss"] == pytest.approx(evaluation.evaluate_whole(cpu, data, initial).loss, rel=1e-5)
     train = json.loads((folder / "train.json").read_text())
     assert train["attention"] is not None
-    assert {kind["kind"] for kind in metrics.read(folder / "metrics.jsonl")} >= {"train", "validation", "usage"}
+    assert {kind["kind"] for kind in metrics.read(folder / "metrics.jsonl")} >= {"train", "validation"}

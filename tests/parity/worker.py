@@ -79,9 +79,7 @@ def main(cases):
                 theory_noted(output),
             ):
                 files = Path(case["data"]), Path(case["weights"]), output
-                # On a CPU samples of what is used would only take time from the others.
-                seconds = 0.02 if run.site.device == "cuda" else None
-                options = loop.TrainOptions(resume=resume, usage_seconds=seconds, on_gradients=observe)
+                options = loop.TrainOptions(resume=resume, on_gradients=observe)
                 loop.train(run, *files, {}, options)
         except UserError as error:
             if not case["refused"]:

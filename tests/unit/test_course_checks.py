@@ -26,6 +26,7 @@ RUNS = {
             for strategy in ("ddp", "fsdp", "tp", "pp")
         },
     },
+    4: {"single": {}, **{f"pp_gpipe@n_microbatches={n}": {} for n in (1, 4, 16)}},
     5: {
         "single": {"weights_bytes": 144},
         "fsdp": {"bytes_per_step": 191},
@@ -52,9 +53,6 @@ def results(tmp_path, monkeypatch):
     run.with_name(f"{run.name}.done").touch()
     (run / "attempts.json").write_text(json.dumps({"attempts": [{"from_step": 0}, {"from_step": 7}]}))
     (run / "train.json").write_text(json.dumps({"lost_steps": 2}))
-    (tmp_path / "microbatch_sweep").mkdir()
-    table = pd.DataFrame({"n_microbatches": [1, 4, 16], "idle_planned": [1 / 2, 1 / 5, 1 / 17]})
-    table.to_csv(tmp_path / "microbatch_sweep/llama2.csv", index=False)
     return tmp_path
 
 

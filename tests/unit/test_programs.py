@@ -28,7 +28,7 @@ SCRIPTS = sorted(str(path.relative_to(ROOT)) for name in FOLDERS for path in (RO
 VERBS = [verb for group in cli.VERBS.values() for verb in group]
 
 LOGIN = ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]
-LOGIN += ["plot_collectives", "microbatch_sweep", "report", "watch", "status", "lesson"]
+LOGIN += ["report", "watch", "status", "lesson"]
 
 
 def program(name, *arguments):

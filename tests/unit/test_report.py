@@ -68,8 +68,7 @@ def test_a_strategy_is_drawn_beside_one_device_and_its_plan(tmp_path):
     held = {"peak": 9, "at_peak": BYTES, "largest": BYTES | {"weights": 2**20}}
     finished(tmp_path, runs[0])
     planned(tmp_path, runs[1], [held, held | {"largest": BYTES | {"weights": 2**19}}])
-    usage = {"kind": "usage", "step": 0, "cpu_cores": [1.0, 3.0], "watts": [None, None]}
-    finished(tmp_path, runs[1], timeline=timeline, steps=[STEP, usage], tensor_bytes=[held, held], parameters=2**18)
+    finished(tmp_path, runs[1], timeline=timeline, steps=[STEP], tensor_bytes=[held, held], parameters=2**18)
     drawn = html.charts(run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path), ["mlp"])
     weights = drawn["memory_per_rank.pp"][0].query("kind == 'weights'")
     assert weights["rank"].tolist() == ["single", "rank 0", "rank 1"]
@@ -81,7 +80,6 @@ def test_a_strategy_is_drawn_beside_one_device_and_its_plan(tmp_path):
         ["rank 0", "send (pp)", 2048]
     ]
     assert drawn["schedule.pp"][0][["place", "piece", "end"]].to_numpy().tolist() == [["0", 3, 1]]
-    assert drawn["usage.mlp"][0].to_numpy().tolist() == [["pp", "CPU cores busy", 2.0]]
     assert "step.single" not in drawn, "nothing was kept of it"
 
 

@@ -173,7 +173,7 @@ def supervised(tiny_data, tmp_path):
     """Function that runs a script of these lines as the only rank of a run, to its end."""
     script_place.clear(tmp_path)
 
-    def run_script(text, attempt=1, usage_seconds=None, settings=None, **site):
+    def run_script(text, attempt=1, settings=None, **site):
         path = tmp_path / "mine.py"
         path.write_text(WRITES + text)
         run = tiny_run("mlp")
@@ -181,7 +181,7 @@ def supervised(tiny_data, tmp_path):
         run = run.model_copy(update=update | (settings or {}))
         recorder = script_rank.Recorder(run, tiny_data / "mlp", tmp_path, attempt)
         options = ["--output", str(tmp_path / script_place.OUTPUT)]
-        return script_rank.supervise(run, options, tmp_path, recorder, usage_seconds)
+        return script_rank.supervise(run, options, tmp_path, recorder)
 
     return run_script
 
@@ -200,24 +200,6 @@ def test_a_script_is_recorded_and_measured(supervised, tmp_path):
     [measured] = script_place.read_measured(tmp_path, 1)
     assert measured["peak_memory_bytes"] > 2**20
     assert measured["wall_seconds"] > sum(each["seconds"] for each in steps[1:])
-
-
-def test_the_use_of_a_script_and_its_processes_is_sampled(supervised, tmp_path):
-    text = """
-import subprocess
-write(0)
-subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 1.5: pass"])
-write(1, 2, 3)
-finish()
-"""
-    assert supervised(text, usage_seconds=0.3) == 0
-    used = [each for each in metrics.read(tmp_path / metrics.NAME) if each["kind"] == "usage"]
-    samples = [each for each in used if each["step"] == 0]  # one more may come before the script ends
-    assert len(samples) >= 2
-    assert {each["step"] for each in used} <= {0, 3}
-    known = [each for each in samples if each["cpu_cores"] != [None]]  # a process may end while it is looked at
-    assert max(each["cpu_cores"][0] for each in known[1:]) > 0, "the script itself has started, and waits"
-    assert all(each["memory_bytes"][0] > 2**20 and each["watts"] == [None] for each in known)
 
 
 def test_lines_that_come_at_once_have_no_times(supervised, tmp_path):

@@ -53,7 +53,6 @@ STARTED = {
     "noise_floor": (Scope.ONE,),
     "evaluate": (Scope.ONE,),
     "collectives": (Scope.RANKS,),
-    "microbatch_sweep": (Scope.RANKS,),
 }
 """What a job of each stage starts: one process, one per node, the ranks."""
 SUBMIT = "sbatch --parsable --job-name RUN --output LOG --export=ALL --comment RULE"

@@ -1,22 +1,15 @@
-"""Monitoring of a training: its line per step, TensorBoard events, resource use of its ranks."""
+"""Monitoring of a training: its line per step, TensorBoard events."""
 
 import re
-import threading
 
 import pytest
 import torch
-import torch.distributed as dist
 from tensorboardX.proto.event_pb2 import Event
 
 from helpers.common import save_initial, tiny_run
 from shardlab.records import metrics
-from shardlab.records.metrics import USED
-from shardlab.runtime.distributed import World
 from shardlab.train import loop
 from shardlab.train.metrics_log import EVENTS, MetricsLog
-from shardlab.train.resource_monitor import Usage
-
-CPU = torch.device("cpu")
 
 
 def events(folder):
@@ -76,32 +69,6 @@ def test_a_step_is_one_aligned_line_without_colour_in_a_file(tiny_data, tmp_path
     assert len({len(line) for line in steps}) == 1
     assert all(re.search(r"loss +\d.* grad norm .* lr .* samples/s .* targets/s +\d+ MiB$", line) for line in steps)
     assert "\x1b" not in said
-
-
-def test_two_ranks_tell_what_they_use_and_rank_0_writes_it(tmp_path):
-    store = dist.HashStore()
-    log = MetricsLog(tmp_path / metrics.NAME)
-    ranks = [Usage(World(rank, 1, CPU), log, 0.05, lambda: 7) for rank in range(2)]
-    for usage in ranks:
-        usage._store, usage.world = store, World(usage.world.rank, 2, CPU)
-    with ranks[1], ranks[0]:
-        written = threading.Event()
-        for _ in range(100):
-            if len(records := metrics.read(tmp_path / metrics.NAME)) > 1:
-                break
-            written.wait(0.05)
-    for record in records:
-        assert (record["kind"], record["step"]) == ("usage", 7)
-        assert all(len(record[name]) == 2 for name in USED)
-        assert min(record["memory_bytes"]) > 2**20
-        assert record["watts"] == [None, None], "a CPU does not tell"
-    assert not any(usage._thread.is_alive() for usage in ranks)
-
-
-def test_without_an_interval_nothing_is_sampled(tmp_path):
-    log = MetricsLog(tmp_path / metrics.NAME)
-    with Usage(World(0, 1, CPU), log, None, lambda: 0) as usage:
-        assert not usage._thread.is_alive()
 
 
 def test_compiled_blocks_stay_compiled_after_the_counted_step(tiny_data, tmp_path, monkeypatch):

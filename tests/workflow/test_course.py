@@ -92,14 +92,13 @@ def test_the_course_can_be_worked_through(tree, blocks, do):
         output = do(number, answers)
         assert re.search(r"^All \d+ are right\.$", output, re.MULTILINE), output
         assert said(tree, number, {name: wrong(answer) for name, answer in answers.items()}).keys() == answers.keys()
+        if number == 4:
+            idle = pd.read_csv(tree.path / "results/charts/pipeline_bubble.llama2.csv").set_index("strategy").idle
+            assert idle["pp_gpipe@n_microbatches=1"] >= 0.5, "with one micro-batch one rank works at a time"
         if number == 5:
             mib = (pd.read_csv(tree.path / "results/summary.csv").set_index("strategy").bytes_per_step / 2**20).round(2)
             of_text = {"single": 0, "fsdp": 1.91, "tp_sp": 5.14, "cp": 2.41, "ep": pytest.approx(1.70, abs=0.02)}
             assert mib.to_dict() == of_text
-    parts = pd.read_csv(tree.path / "results/microbatch_sweep/llama2.csv")
-    assert list(parts.n_microbatches) == [1, 2, 4, 8, 16]
-    assert parts.idle[0] >= 0.5, "with one micro-batch one rank works at a time"
-    assert parts.train_loss.max() / parts.train_loss.min() - 1 < 1e-5, "splitting changes no number"
 
 
 def fill(tree, *, mistaken):

@@ -16,8 +16,8 @@ from shardlab.report import charts
 from shardlab.settings.run_identity import KEYS as KEYS_OF
 
 MANY = pytest.mark.timeout(1800)
-WITHOUT_DATA = ("pipeline_bubble", "expert_load", "microbatch_sweep", "usage")
-"""Charts that these strategies and workloads have no data for, or as much as the machine allows."""
+WITHOUT_DATA = ("pipeline_bubble", "expert_load")
+"""Charts that these strategies and workloads have no data for."""
 STRATEGIES = ["single", "fsdp_tp", "zero3"]
 """Every engine and a 2-D mesh. The parity suite has every strategy on every workload, the cluster tests the whole
 default matrix through the workflow."""
@@ -113,7 +113,7 @@ def test_the_report_opens_in_a_browser(finished):
         compared = [f"speed_and_memory.{workload}" for workload in ordered]
         of_workloads = compared + [f"{kind}.{workload}" for workload in ordered for kind in kinds]
         of_strategies = [f"{kind}.{strategy}" for strategy in STRATEGIES for kind in ("memory_per_rank", "step")]
-        assert [name for name in drawn if not name.startswith("usage")] == [*of_workloads, *of_strategies, "jobs"]
+        assert drawn == [*of_workloads, *of_strategies, "jobs"]
         assert page.complaints() == []
     for name in drawn:
         assert "<svg" in (finished.path / f"results/charts/{name}.svg").read_text()

@@ -19,28 +19,3 @@ rule collectives:
         f"{SHARDLAB} launch"
         " collectives --settings {input.settings:q} {params.image:q}"
         " --output {output:q} > {log:q} 2>&1"
-
-
-localrules:
-    plot_collectives,
-
-
-rule plot_collectives:
-    input:
-        f"results/collectives/{CONFIG.site}.csv",
-    output:
-        report(
-            f"results/collectives/{CONFIG.site}.svg",
-            caption="../report/collectives.rst",
-            category="Studies",
-            labels={"what": "collectives", "of": CONFIG.site},
-        ),
-    log:
-        f"results/logs/collectives/{CONFIG.site}.plot.log",
-    conda:
-        environment("workflow")
-    message:
-        f"Drawing the collectives at site {CONFIG.site}"
-    shell:
-        f"{SHARDLAB} plot_collectives"
-        " --figures {input:q} --output {output:q} > {log:q} 2>&1"

@@ -44,8 +44,6 @@ VERBS = {
         "capture": "write what the first steps of a run read and computed",
         "export": "export weights as a transformers model",
         "collectives": "measure the collectives over all ranks",
-        "plot_collectives": "draw what collectives measured",
-        "microbatch_sweep": "measure a pipeline by its number of micro-batches",
         "wheelhouse": "collect the wheels of the image",
         "image": "build or inspect the image",
         "forkserver": "fork jobs from a process that has imported PyTorch",

@@ -28,7 +28,6 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder for weights, metrics and train.json")
     parser.add_argument("--resume", type=Path, help="checkpoint to resume from, of any strategy on any ranks")
     parser.add_argument("--restart", action="store_true", help="start at the first step, ignoring checkpoints")
-    parser.add_argument("--usage-seconds", type=float, help="seconds between samples of the ranks' resource use")
     parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard's event files")
     parser.add_argument("--attempt", type=int, help="number of this attempt at the run")
     parser.add_argument("--commit", help="commit of the working tree, for train.json")
@@ -50,7 +49,6 @@ def main() -> int:
         options = loop.TrainOptions(
             resume=args.resume,
             restart=args.restart,
-            usage_seconds=args.usage_seconds,
             tensorboard=args.tensorboard,
             on_start=signals.listen,
         )

@@ -23,4 +23,4 @@ def main() -> int:
     options = {"run": args.settings, "data": args.data, "weights": args.weights, "output": output}
     words = [word for name, path in options.items() for word in (f"--{name}", str(path.absolute()))]
     recorder = script_rank.Recorder(run, args.data, args.output, args.attempt) if rank == 0 else None
-    return script_rank.supervise(run, words, args.output, recorder, args.usage_seconds)
+    return script_rank.supervise(run, words, args.output, recorder)

@@ -32,6 +32,12 @@ CALLS: dict[int, dict[str, Any]] = {
         "strategies": ["single", "ddp", "fsdp", "tp", "pp"],
         "recipe": {"optimizer": {"name": "adamw", "learning_rate": 0.01}},
     },
+    4: {
+        "workloads": ["llama2"],
+        "strategies": ["single", "pp_gpipe"],
+        "sweep": {"n_microbatches": [1, 4, 16]},
+        "recipe": {"max_steps": 20},
+    },
     5: {
         "workloads": ["moe"],
         "strategies": ["single", "fsdp", "tp_sp", "cp", "ep"],
@@ -39,7 +45,7 @@ CALLS: dict[int, dict[str, Any]] = {
     },
 }
 """By lesson: the configuration of its call, over config/config.yaml."""
-TARGET = {3: "all"}
+TARGET = {3: "all", 4: "all"}
 """By lesson: what its call makes, if that is more than the verdict."""
 SURVIVOR = Path("fsdp/llama2")
 """The run that lesson 8 kills."""
@@ -238,13 +244,13 @@ def predict(answers: dict[str, Any], results: Path, _: Path) -> Iterator[Finding
 
 def pipelines(answers: dict[str, Any], results: Path, _: Path) -> Iterator[Finding]:
     """The bubble by the number of micro-batches."""
-    path = results / "microbatch_sweep/llama2.csv"
-    if not path.exists():
-        yield Finding("sweep", False, f"{path} is missing; run: snakemake --profile workflow/profiles/local {path}")
+    table = _runs(4, results)
+    counts = CALLS[4]["sweep"]["n_microbatches"]
+    if reason := next(filter(None, (_unfinished(table, f"pp_gpipe@n_microbatches={n}", 4) for n in counts)), None):
+        yield Finding("sweep", False, reason)
         return
-    idle = pd.read_csv(path).set_index("n_microbatches").idle_planned
     hint = "p stages and m micro-batches: (p - 1) of (m + p - 1) slots are empty."
-    yield from (_predicted(f"idle_{n}", answers.get(f"idle_{n}"), idle[n], hint) for n in (1, 4, 16))
+    yield from _fixed(answers, {f"idle_{n}": (1 / (n + 1), hint) for n in counts})
 
 
 def parts(answers: dict[str, Any], results: Path, _: Path) -> Iterator[Finding]:

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 NAME = "metrics.jsonl"
-USED = ("cpu_cores", "memory_bytes", "device_use", "device_memory_bytes", "watts")
-"""Values per rank in a record of kind ``usage``: see train/resource_monitor.py."""
 
 
 def now() -> str:

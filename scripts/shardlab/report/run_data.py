@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -29,8 +28,6 @@ class Shown:
     steps: pd.DataFrame
     """step, loss, grad_norm, seconds, expert_load (tokens by layer and expert), dropped_tokens: one row per training
     step, in order; the last two are missing without experts."""
-    usage: list[dict[str, Any]] = field(default_factory=list)
-    """Records of resource use."""
     timeline: Timeline | None = None
     """One step; None if none was recorded, or it belongs to another training."""
     plan: Plan | None = None
@@ -48,7 +45,6 @@ class RunData:
 
     table: pd.DataFrame
     runs: list[Shown]
-    results: Path
     jobs: pd.DataFrame
     """rule, name, start, end (seconds since the first one began) of the workflow's jobs whose files exist."""
     singles: list[Shown] = field(default_factory=list)
@@ -70,11 +66,6 @@ class RunData:
             singles=[run for run in self.runs if run.train.strategy == "single"],
             events=max(20, 3 * MARKS // max(1, sum(run.train.world_size for run in self.runs))),
         )
-
-    def study(self, pattern: str) -> pd.DataFrame:
-        """Return the tables of a study that was made in addition to the runs; empty without one."""
-        tables = [pd.read_csv(path) for path in sorted(self.results.glob(pattern))]
-        return pd.concat(tables) if tables else pd.DataFrame()
 
     @cached_property
     def families(self) -> dict[str, str]:
@@ -103,14 +94,13 @@ def collect(table: pd.DataFrame, results: Path, workloads: list[str] | None = No
         folder = results / str(row.strategy) / str(row.workload)
         train = TrainReport.read(folder / "train.json", "train again")
         test = TestReport.read(folder / "test.json", "evaluate again") if row.status == "done" else None
-        records = metrics.read(folder / metrics.NAME)
-        steps, usage = ([record for record in records if record["kind"] == kind] for kind in ("train", "usage"))
+        steps = [record for record in metrics.read(folder / metrics.NAME) if record["kind"] == "train"]
         columns = ["step", "loss", "grad_norm", "seconds", "expert_load", "dropped_tokens"]
         timeline = _timeline(folder / "timeline.json", train)
         run = Run.model_validate(train.settings)
         planned = plan.find(run, *plan.places(results, run))
-        runs.append(Shown(train, test, pd.DataFrame(steps, columns=columns), usage, timeline, planned))
-    return RunData(table, runs, results, _jobs(results.resolve().parent))
+        runs.append(Shown(train, test, pd.DataFrame(steps, columns=columns), timeline, planned))
+    return RunData(table, runs, _jobs(results.resolve().parent))
 
 
 def _timeline(path: Path, train: TrainReport) -> Timeline | None:

@@ -209,7 +209,7 @@ class AttemptLog:
 
     def stopped(self, attempt: Attempt) -> str | None:
         """Return why an attempt saved and stopped, if it did."""
-        records = [record for record in metrics.read(self.folder / metrics.NAME) if record["kind"] != "usage"]
+        records = metrics.read(self.folder / metrics.NAME)
         started = [record.get("number") for record in records if record["kind"] == "attempt"]
         # An attempt that failed before its first step left the records of the one before it.
         if not started or started[-1] != attempt.number or records[-1]["kind"] != "stopped":

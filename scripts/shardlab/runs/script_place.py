@@ -1,7 +1,6 @@
 """Where a script's run has its files: the folder that the script writes to, and what is measured of its ranks."""
 
 import argparse
-import json
 import shutil
 import time
 from pathlib import Path
@@ -29,7 +28,6 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--commit", help="commit of the working tree, for train.json")
     parser.add_argument("--image", type=Path, help="report of the image that this runs in, for train.json")
     parser.add_argument("--restart", action="store_true", help="ignored: the script's checkpoints are already removed")
-    parser.add_argument("--usage-seconds", type=float, help="seconds between samples of the ranks' resource use")
     parser.add_argument("--tensorboard", action="store_true", help="ignored: a script writes its own files")
     return parser.parse_args()
 
@@ -88,25 +86,6 @@ def wait_for_ranks(folder: Path, rank: int, ranks: int, seconds: float) -> None:
         if ended >= {str(number) for number in range(ranks)}:
             return
         time.sleep(0.1)
-
-
-def write_usage(folder: Path, rank: int, values: dict[str, Any]) -> None:
-    path = folder / MEASURED / f"usage{rank}.json"
-    path.parent.mkdir(exist_ok=True)
-    new = path.with_suffix(".new")  # not synced to disk: the next sample replaces it
-    new.write_text(json.dumps(values))
-    new.replace(path)
-
-
-def read_usage(folder: Path, ranks: int) -> list[dict[str, Any]]:
-    """Return the latest sample of each rank; an empty one for a rank without samples yet."""
-    samples = []
-    for rank in range(ranks):
-        try:
-            samples.append(json.loads((folder / MEASURED / f"usage{rank}.json").read_text()))
-        except (OSError, ValueError):
-            samples.append({})
-    return samples
 
 
 def read_measured(folder: Path, ranks: int) -> list[dict[str, Any]]:

@@ -12,8 +12,6 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from shardlab.data import store
 from shardlab.data.order import BatchOrder
 from shardlab.errors import UserError
@@ -27,8 +25,6 @@ POLL = 0.02
 """Seconds between two looks at the script's lines: the resolution of its steps' times."""
 SELDOM = 0.5
 """Seconds between two looks at its memory and at the file that requests it to stop."""
-FIRST_SAMPLE = 1.0
-"""Seconds until the first sample, so that short runs have one."""
 EXCEPTION = re.compile(r"(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*)")
 """A line of standard error that names a Python exception."""
 STOPPED = 3
@@ -58,7 +54,6 @@ class Script:
             stderr=subprocess.PIPE,
             preexec_fn=lambda: signals.die_with_parent(signal.SIGKILL, parent),
         )
-        self._sampled: dict[int, psutil.Process] = {}
         self._last: deque[str] = deque(maxlen=20)
         self._reader = threading.Thread(target=self._forward, daemon=True)
         self._reader.start()
@@ -79,20 +74,6 @@ class Script:
             return
         if match := re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE):
             self.peak_bytes = 1024 * int(match[1])
-
-    def sample(self) -> dict[str, Any]:
-        """Return the CPU cores that it has kept busy since the last sample, and its resident memory, both with the
-        processes that it started; empty if it has ended.
-        """
-        try:
-            own = psutil.Process(self.process.pid)
-            for process in (own, *own.children(recursive=True)):
-                self._sampled.setdefault(process.pid, process)
-            alive = [process for process in self._sampled.values() if process.is_running()]
-            cores = sum(process.cpu_percent() for process in alive) / 100
-            return {"cpu_cores": round(cores, 2), "memory_bytes": sum(each.memory_info().rss for each in alive)}
-        except psutil.Error:
-            return {}
 
     def request(self) -> None:
         """Ask it to save and stop."""
@@ -182,13 +163,6 @@ class Recorder:
         if self.lines.first is None:  # an attempt that had only the weights to write
             self._begin(self.count)
 
-    def usage(self, samples: list[dict[str, Any]]) -> None:
-        """Write the latest samples of all ranks' resource use, as those of the project's own training."""
-        if self.lines.first is not None:
-            # Those of devices are unknown.
-            values = {name: [each.get(name) for each in samples] for name in metrics.USED}
-            self._write([{"kind": "usage", "step": self.lines.next - 1, **values}])
-
     def stopped(self, why: str) -> None:
         """Write that the script ended on request."""
         if self.lines.first is not None:
@@ -199,12 +173,10 @@ class Recorder:
             file.write("".join(json.dumps(record) + "\n" for record in records))
 
 
-def supervise(
-    run: Run, options: list[str], folder: Path, recorder: Recorder | None, usage_seconds: float | None = None
-) -> int:
+def supervise(run: Run, options: list[str], folder: Path, recorder: Recorder | None) -> int:
     """Run the script to its end, and return 0, or STOPPED.
 
-    ``recorder`` is that of rank 0; ``usage_seconds``: interval between samples of its resource use (None: no samples).
+    ``recorder`` is that of rank 0.
 
     Raises:
         UserError: it failed, or what it writes is not what it has to write.
@@ -215,7 +187,6 @@ def supervise(
     sent = signals.Requests(None)
     try:
         heard = seldom = time.monotonic()
-        sampling = heard + min(FIRST_SAMPLE, usage_seconds or 0.0)
         while script.process.poll() is None:
             time.sleep(POLL)
             now = time.monotonic()
@@ -226,11 +197,6 @@ def supervise(
                 script.measure()
                 if not asked and (asked := _request(folder)):
                     script.request()
-            if usage_seconds and now > sampling:
-                sampling = now + usage_seconds
-                script_place.write_usage(folder, rank, script.sample())
-                if recorder:
-                    recorder.usage(script_place.read_usage(folder, run.world_size))
             if recorder and not asked and now - heard > run.site.hang_seconds:
                 raise UserError(
                     f"{run.script} wrote no line to {recorder.lines.path} for {run.site.hang_seconds} s (site key "

@@ -55,7 +55,6 @@ MINUTES = {
     "plan": 60,
     "preflight": 10,
     "collectives": 10,
-    "microbatch_sweep": 10,
 }
 """Time limits of the jobs that are not as long as a training, unless the site's file sets others (minutes)."""
 

@@ -156,28 +156,6 @@ def forget_peak(devices: list[torch.device]) -> None:
             torch.accelerator.reset_peak_memory_stats(device)
 
 
-def usage(device: torch.device) -> dict[str, float | int | None]:
-    """Return the current use by all processes, under the names of a record of kind ``usage``."""
-    if device.type == "cpu":
-        return {}
-    module = torch.get_device_module(device)
-    free, total = torch.accelerator.get_memory_info(device)
-    return {
-        "device_memory_bytes": total - free,
-        "device_use": _asked(lambda: module.utilization(device) / 100),
-        # NVML returns milliwatts, ROCm's library watts.
-        "watts": _asked(lambda: module.power_draw(device) / (1 if torch.version.hip else 1000)),
-    }
-
-
-def _asked(value: Callable[[], float]) -> float | None:
-    """Return a value from the device's driver; None if its library is missing or has no such value."""
-    try:
-        return round(value(), 3)
-    except Exception:
-        return None
-
-
 class Arriving:
     """Values being copied from the device to the host, which continues until it needs them."""
 

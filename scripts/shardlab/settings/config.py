@@ -60,12 +60,6 @@ class Config(Strict):
         "A list of such groups: one after the other. See docs/sweeps.md.",
     )
     max_runs: Count = Field(1_000, description="Maximum number of runs in a sweep.")
-    usage_seconds: float | None = Field(
-        10,
-        gt=0,
-        description="Interval of sampling each rank's use (CPU cores, memory, its GPU, watts), in seconds, into "
-        "metrics.jsonl; null: never.",
-    )
     tensorboard: bool = Field(
         False, description="Also write TensorBoard event files to `results/STRATEGY/WORKLOAD/tensorboard`."
     )
@@ -83,8 +77,7 @@ class Config(Strict):
     @property
     def train_options(self) -> list[str]:
         """Return `shardlab launch train`'s options for restarting and monitoring. They do not affect the result."""
-        sampled = [] if self.usage_seconds is None else [f"--usage-seconds={self.usage_seconds:g}"]
-        return ["--restart"] * self.restart + sampled + ["--tensorboard"] * self.tensorboard
+        return ["--restart"] * self.restart + ["--tensorboard"] * self.tensorboard
 
     @field_validator("workloads", "strategies")
     @classmethod

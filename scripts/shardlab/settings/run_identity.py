@@ -14,8 +14,7 @@ KEYS: dict[str, dict[str, str]] = {
     "config": {
         "numbers": "data size nodes ranks_per_node seed recipe dtype",
         "place": "site site_settings container",
-        "time": "workloads strategies sweep max_runs noise_floor_runs usage_seconds tensorboard on_memory_overflow "
-        "restart",
+        "time": "workloads strategies sweep max_runs noise_floor_runs tensorboard on_memory_overflow restart",
     },
     "recipe": {
         "numbers": "optimizer lr_schedule decay groups freeze adapter epochs max_steps global_batch_size "

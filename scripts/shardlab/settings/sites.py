@@ -25,7 +25,7 @@ CpuList = Annotated[str, StringConstraints(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$"
 """Numbers of CPU cores, as in 0-3,8."""
 
 
-Stage = Literal["init", "plan", "train", "noise_floor", "evaluate", "preflight", "collectives", "microbatch_sweep"]
+Stage = Literal["init", "plan", "train", "noise_floor", "evaluate", "preflight", "collectives"]
 """Stages that run in separate jobs."""
 
 

@@ -29,7 +29,6 @@ RESERVED = (
     "benchmarks",
     "charts",
     "collectives",
-    "microbatch_sweep",
     "preflight",
     "diagnosis",
     "export",

@@ -33,7 +33,6 @@ from shardlab.train.checkpoint import Checkpointer
 from shardlab.train.deferred_metrics import DeferredMetrics
 from shardlab.train.heartbeat import Heartbeat
 from shardlab.train.metrics_log import MetricsLog
-from shardlab.train.resource_monitor import Usage
 from shardlab.train.resume import initial_manifest, latest_checkpoint, restore
 from shardlab.train.sample_audit import SampleAudit
 from shardlab.train.step import ControlFlags, Observer, train_step
@@ -48,8 +47,6 @@ class TrainOptions:
     output folder."""
     restart: bool = False
     """Start at the first step and delete the output folder's checkpoints."""
-    usage_seconds: float | None = None
-    """Interval between samples of resource use, in seconds; None: no samples."""
     tensorboard: bool = False
     """Write TensorBoard event files."""
     on_start: Callable[[], None] | None = None
@@ -147,7 +144,6 @@ def take_steps(state: TrainState, options: TrainOptions) -> tuple[Meter, SampleA
     with (
         Meter(engine, world, first, steps.count) as meter,
         Heartbeat(world, run.site.hang_seconds) as heartbeat,
-        Usage(world, log, options.usage_seconds, lambda: heartbeat.step),
         closing(log),
         PrefetchLoader(steps, world.device) as batches,
     ):

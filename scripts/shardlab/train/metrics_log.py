@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,14 +16,14 @@ import torch
 
 from shardlab.errors import UserError
 from shardlab.files import write_text
-from shardlab.records.metrics import USED, now, read
+from shardlab.records.metrics import now, read
 from shardlab.runtime.batches import Step
 from shardlab.runtime.device import peak_memory
 from shardlab.runtime.distributed import World
 
 EVENTS = "tensorboard"
 """Folder of the event files, next to metrics.jsonl."""
-SCALARS = {"train": {"loss", "grad_norm", "learning_rate", "seconds"}, "validation": {"loss"}, "usage": set(USED)}
+SCALARS = {"train": {"loss", "grad_norm", "learning_rate", "seconds"}, "validation": {"loss"}}
 """Values of each kind of record that TensorBoard shows."""
 DIM, BOLD, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
@@ -38,7 +37,6 @@ class MetricsLog:
         """
         self._file: TextIO | None = None
         self._events: Any = None
-        self._lock = threading.Lock()
         self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._steps = 0
         self._devices: list[torch.device] = []
@@ -90,32 +88,26 @@ class MetricsLog:
         self._say(f"stopped    after step {step}: {why}")
 
     def write(self, kind: str, **values: Any) -> None:
-        """Write ``values`` as a record of that kind; thread-safe.
+        """Write ``values`` as a record of that kind.
 
         Raises:
             UserError: the disk is full.
         """
         if not self._file:
             return
-        with self._lock:
-            try:
-                self._file.write(json.dumps({"kind": kind, **values}) + "\n")
-                self._draw(kind, values)
-            except OSError as error:
-                raise UserError(
-                    f"{self._file.name} could not be written: {error.strerror}; free space and run the command again."
-                ) from None
+        try:
+            self._file.write(json.dumps({"kind": kind, **values}) + "\n")
+            self._draw(kind, values)
+        except OSError as error:
+            raise UserError(
+                f"{self._file.name} could not be written: {error.strerror}; free space and run the command again."
+            ) from None
 
     def _draw(self, kind: str, values: dict[str, Any]) -> None:
-        """Write the record to TensorBoard: numbers, and means over ranks for lists."""
+        """Write the record's numbers to TensorBoard."""
         for name in values.keys() & SCALARS.get(kind, set()) if self._events else ():
-            known = [
-                each
-                for each in (values[name] if isinstance(values[name], list) else [values[name]])
-                if each is not None
-            ]
-            if known:
-                self._events.add_scalar(f"{kind}/{name}", sum(known) / len(known), values["step"])
+            if values[name] is not None:
+                self._events.add_scalar(f"{kind}/{name}", values[name], values["step"])
 
     def close(self) -> None:
         """Close the event files, which are written a few seconds late."""

@@ -25,14 +25,12 @@ PER_WORKLOAD = (
     "traffic",
     "pipeline_bubble",
     "expert_load",
-    "microbatch_sweep",
-    "usage",
 )
 COMPARISON = "speed_and_memory"
 """The one of these that the page begins with."""
 PER_STRATEGY = ("memory_per_rank", "step", "schedule")
 SWEEP = ("sweep",)
-OVERALL = ("jobs", "collectives")
+OVERALL = ("jobs",)
 
 
 class Chart(Protocol):
