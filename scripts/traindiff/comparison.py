@@ -52,9 +52,11 @@ def compare(
     actual, reference = read(pair.actual), read(pair.reference)
     twin = read(pair.twin) if pair.twin else None
     differences: dict[str, tuple[float, float, float]] = {}
+    shared: dict[str, int] = {}
     for name in names:
         value, expected = actual(name).double(), reference(name).double()
         same_shape(name, (value, pair.actual.folder), (expected, pair.reference.folder))
+        value, expected, shared[name] = _without_shared(value, expected)
         of_twin = 0.0
         if twin and pair.twin:
             moved = twin(name).double()
@@ -67,12 +69,20 @@ def compare(
     floor = pair.limit(FLOORS, file)
     for name, (difference, size, of_twin) in differences.items():
         unit = max(size, floor * scale) or 1.0
-        yield Row(name, difference / unit, max(limit(name), MULTIPLE * of_twin / unit, slack(name) / unit))
+        row = Row(name, difference / unit, max(limit(name), MULTIPLE * of_twin / unit, slack(name) / unit))
+        note = f"has {shared[name]} values that are infinite, or not a number, in both" * bool(shared[name])
+        yield row if row.differs else replace(row, note=note)
 
 
 def _finite(value: float) -> float:
     """Return a number, but 0 for one that is not finite: as a scale or a twin's distance it would excuse anything."""
     return value if math.isfinite(value) else 0.0
+
+
+def _without_shared(value: Tensor, other: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return both with 0 for values that are the same infinity, or not a number, in both; and how many these are."""
+    same = ~value.isfinite() & ((value == other) | (value.isnan() & other.isnan()))
+    return value.masked_fill(same, 0.0), other.masked_fill(same, 0.0), int(same.sum())
 
 
 def _largest(value: Tensor) -> Tensor:
@@ -171,9 +181,25 @@ def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
             elif missing and not _is_subset(*pairs):
                 _same_names(pair, name)
             names = [each for each in pairs[1].names if each in pairs[0]]
-            yield from _whole(pair, name, names if kind == "optimizer" else [*dict.fromkeys([*names, *missing])])
+            if kind == "optimizer":
+                yield from _states(pair, step, names)
+            else:
+                yield from _whole(pair, name, [*dict.fromkeys([*names, *missing])])
 
     return rows
+
+
+def _states(pair: Pair, step: int, names: list[str]) -> Iterator[Row]:
+    """Compare an optimizer's tensors: a moment has the rounding of all gradients that it sums, also if they cancel."""
+    file = f"step{step}/optimizer"
+    earlier = [pair.reference.tensors(f"step{each}/optimizer") for each in pair.reference.steps if each < step]
+    limits = pair.limits(LIMITS, file)
+
+    def slack(name: str) -> float:
+        sizes = [_finite(float(_largest(each[name].double()))) for each in earlier if name in each]
+        return limits(name) * max(sizes, default=0.0)
+
+    yield from compare(names, pair, file, lambda capture: capture.tensors(file).__getitem__, limits, slack)
 
 
 def _parameter(name: str) -> str:

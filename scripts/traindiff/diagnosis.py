@@ -84,12 +84,21 @@ def diagnose(pair: Pair) -> Diagnosis:
             "This training's gradients are the reference's after clipping: it clips by its own code, and PyTorch's "
             f"functions add 1e-6 to the norm. So differences up to {pair.slack:.1g} count as equal."
         )
+    notes += [
+        f"Step {stage.step}, {stage.kind}: {row.name} {row.note}." for stage, row in _not_finite_in_both(compared)
+    ]
     if first is None:
         return Diagnosis(pair, compared, notes=notes)
     view = View(pair, first)
     causes = _causes(view, compared)
     places = _places(view, compared, causes)
     return Diagnosis(pair, compared, first, causes, places, view.tried, _hints(view, causes), notes)
+
+
+def _not_finite_in_both(compared: list[Stage]) -> list[tuple[Stage, Row]]:
+    """Return the first tensor with a note that is equal."""
+    found = [(stage, row) for stage in compared if stage.kind in TENSORS for row in stage.rows]
+    return [(stage, row) for stage, row in found if row.note and not row.differs][:1]
 
 
 def _excused(found: list[Stage]) -> str:
@@ -151,7 +160,8 @@ def _causes(view: View, compared: list[Stage]) -> list[Formula]:
         # A state that only one has: of parameters that are not updated?
         later = [each for each in stages(pair) if each.step == stage.step and each.kind == "update" and each.wrong]
         found = [each for update in later for each in formulas.explain(View(pair, update))]
-        return [each for each in found if each.cause in ("left out of the optimizer", "no update")] or _of_missing(view)
+        found = [each for each in found if each.cause in ("in no optimizer that took a step", "no update")]
+        return found or _of_missing(view)
     if any(not math.isfinite(row.difference) for row in stage.wrong) and stage.kind != "restored checkpoint":
         return []
     if stage.kind == "samples":
@@ -196,11 +206,18 @@ def _of_samples(view: View) -> list[Formula]:
     own, others = _named(view.pair, 0, view.step), {s: _named(view.pair, 1, s) for s in view.pair.reference.steps}
     steps = [step for step, other in others.items() if own == other]
     text = f"those of step {steps[0]}" if steps and steps[0] != view.step else row.note
-    if _is_disjoint(view.pair, view.step):
-        text = "the reference reads none of them in its steps, or they are prepared otherwise"
+    cause = "other samples"
+    unknown = own.difference(*others.values())
+    if unknown and unknown == own:
+        text = "the reference reads none of them in its steps"
+    # The name of a sample that has none is a digest of its values, and those are not of the sample alone.
+    if unknown and unknown == own - others[view.step] and all(isinstance(each, str) for each in unknown):
+        cause = "other inputs"
+        text = text if unknown == own else f"{row.note}; the reference reads none of these in its steps"
+        text += ": other samples, or the same ones, prepared otherwise"
     if alike := _ranks_alike(view.pair, view.step):
         text = f"ranks {ranges(alike)} read the same ones; {text}"
-    return [Formula("other samples", text, "compared by their names", Fit(values=len(own)))]
+    return [Formula(cause, text, "compared by their names", Fit(values=len(own)))]
 
 
 def _ranks_alike(pair: Pair, step: int) -> set[int]:
@@ -369,8 +386,8 @@ def _of_losses(view: View, causes: list[Formula]) -> list[str]:
         found.append(f"The loss is {own:.8g}, in the reference {'the same' if same else f'{usual:.8g}'}.")
     if view.tried.get("a weight of each sample", 0.0) > view.limit(PART) and not (view.seen or causes):
         found.append(
-            "No weights of the step's samples give this gradient: other inputs or targets, or another forward or "
-            "backward pass."
+            "No weights of the step's samples give this gradient: other inputs, targets or weights, or another forward "
+            "or backward pass."
         )
     return found
 
@@ -440,7 +457,7 @@ def _settings(view: View) -> list[str]:
     if not (own and usual) and all(rates) and rates[0] != rates[1]:
         found.append(f"The learning rate of the step is {rates[0]}, not {rates[1]}.")
     if own and (lacks := [row.name for row in view.stage.wrong if row.name in usual and row.name not in own]):
-        found.append(f"The optimizer does not have {listed(lacks)}.")
+        found.append(f"No optimizer that took a step has {listed(lacks)}.")
     for (key, values), names in formulas.different_settings(view).items():
         found.append(f"The optimizer says {key} {values}: for {listed(names)}.")
     return found

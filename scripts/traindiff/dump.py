@@ -230,7 +230,8 @@ class Dump:
         return original(tensor, *args, **keywords)
 
     def _clip(self, original: Callable[..., Any], parameters: Any, *args: Any, **keywords: Any) -> Any:
-        if not self.inside and self.step < self.steps:
+        limit = args[0] if args else keywords.get("max_norm")
+        if not self.inside and self.step < self.steps and limit != math.inf:  # of which only the norm is wanted
             if isinstance(parameters, nn.Module):
                 clipped = [*parameters.parameters()]
             else:
@@ -241,8 +242,8 @@ class Dump:
                     if any(each in names for each in clipped):
                         self.before = len(self.losses), self._gradients(names)
                         self.local = self._local(names)
-            if self.before and (args or "max_norm" in keywords) and original.__name__ != "clip_grad_value_":
-                self.facts["max_grad_norm"] = float(args[0] if args else keywords["max_norm"])
+            if self.before and limit is not None and original.__name__ != "clip_grad_value_":
+                self.facts["max_grad_norm"] = float(limit)
         self.inside += 1
         try:
             return original(parameters, *args, **keywords)

@@ -61,8 +61,11 @@ CHECKS = {
     "eps": "The optimizer's eps.",
     "settings": "The optimizer's arguments.",
     "no update": "Whether the optimizer takes a step, and with a learning rate above 0.",
-    "left out of the optimizer": "The parameters that the optimizer was made with.",
+    "in no optimizer that took a step": "The parameters that the optimizers were made with, and whether each takes its "
+    "step.",
     "other samples": "The order, the epoch's seed, the sampler (shuffling, its rank and number of ranks), prefetching.",
+    "other inputs": "The order and the sampler, as of other samples; and how both prepare a sample (tokens, padding, "
+    "truncation, augmentation).",
     "bias": "A bias that each rank adds to its partial sum (add it after the reduction), or none.",
     "shifted targets": "Whether both the data set and the loss shift targets, or neither does.",
     "padding counts": "The values that fill up targets (-100) and masks (0).",
@@ -199,12 +202,12 @@ def _distinct(values: Iterable[float], view: View) -> list[float]:
 
 
 def _of_zero(view: View, formula: Formula) -> Iterator[Formula]:
-    """An update of 0: of a rate of 0, of parameters that the optimizer does not have, or of none of these."""
+    """An update of 0: of a rate of 0, of parameters that no optimizer has, or of none of these."""
     names = settings(view, 0).keys()
     if view.stage.kind == "update" and view.pair.actual.shown(view.step).get("learning_rate") == 0:
         yield Formula("rate", "it is 0 in this step", formula.equation, formula.fit)
     elif view.stage.kind == "update" and names and names.isdisjoint(view.names):
-        yield Formula("left out of the optimizer", listed(view.names), formula.equation, formula.fit)
+        yield Formula("in no optimizer that took a step", listed(view.names), formula.equation, formula.fit)
     else:
         yield formula
 
@@ -689,7 +692,7 @@ def _stated(view: View) -> Iterator[Formula]:
     shown = [
         (f"{key} " * (len(different) > 1 or key not in CAUSES_OF_SETTINGS))
         + text
-        + f" ({listed(names)})" * (len(names) < len(view.names) or not view.is_whole)
+        + f" ({listed(names)})" * (len(names) < len(usual))
         for (key, text), names in different.items()
     ]
     if causes:
@@ -713,8 +716,8 @@ def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
     """Return (setting, "this value, not that one") of what the optimizers say: the parameters of which they do."""
     own, usual = (settings(view, side) for side in (0, 1))
     found: dict[tuple[str, str], list[str]] = {}
-    for name in dict.fromkeys(each.split("//")[0] for each in view.names):
-        values, others = own.get(name, {}), usual.get(name, {})
+    for name in (each for each in usual if each in own):
+        values, others = own[name], usual[name]
         for key in sorted(values.keys() & others.keys()):
             if values[key] != others[key]:
                 text = ", not ".join(str(x) if isinstance(x, bool) else f"{x:.6g}" for x in (values[key], others[key]))

@@ -67,7 +67,7 @@ ALONE = {
     "sgd clips later by PyTorch": ("sgd", "update; clip: to a norm of 0.33"),
     "plain": ("reference", "optimizer state; no clipping"),
     "each micro-batch clips": ("reference", "gradient; clip of each block: to a norm of 0.2 after each micro-batch"),
-    "biases left out": ("plain", "optimizer state; left out of the optimizer: 0.bias, 2.bias"),
+    "biases left out": ("plain", "optimizer state; in no optimizer that took a step: 0.bias, 2.bias"),
     "micro-batches not divided": ("plain", "gradient; a factor of 2, the number of micro-batches"),
     "decay of biases left out": ("plain", "update; decay: 0, not 0.1 (0.bias, 2.bias)"),
     "half the rate": ("plain", "update; rate: 0.005, not 0.01"),
