@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from traindiff.dump import dump
 
@@ -21,6 +21,8 @@ STEPS, BATCH, CLIP, RATE = 4, 8, 0.2, 1e-2
 WORLD, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 DRAW = torch.Generator().manual_seed(5)
 X, Y = torch.randn(STEPS * BATCH, 4, generator=DRAW).double(), torch.randint(3, (STEPS * BATCH,), generator=DRAW)
+TARGETS = torch.tensor([1, 2, 3, 4, 2, 1, 5, 3] * STEPS)
+"""Numbers of the targets that samples stand for, where a loss is a mean over targets."""
 
 
 class Head(nn.Module):
@@ -94,11 +96,14 @@ def train(folder, own=None, optimizer=adamw, clip=clip_grad_norm_, limit=CLIP, m
             which = hooks.get("rows", rows)(step, micro=micro, micros=micros)
             x = X[which].to(next(own.parameters()).dtype)
             with torch.autocast("cpu", torch.bfloat16, hooks.get("autocast", False)):
-                losses = F.cross_entropy(wrapped(x), Y[which], reduction="none") / len(x) / micros
+                losses = F.cross_entropy(wrapped(x), Y[which], reduction="none", **hooks.get("criterion", {}))
+            losses = losses / len(x) / micros
+            if "weigh" in hooks:
+                losses = hooks["weigh"](losses, which)
             if "after_forward" in hooks:
                 hooks["after_forward"](wrapped, micro)
             if hooks.get("samples"):
-                dumped.samples(losses)
+                dumped.samples(losses, targets=TARGETS[which] if hooks["samples"] == "targets" else None)
             (losses.sum() * hooks.get("times", 1)).backward()
             if "each_micro" in hooks:
                 hooks["each_micro"](own)
@@ -112,12 +117,12 @@ def train(folder, own=None, optimizer=adamw, clip=clip_grad_norm_, limit=CLIP, m
     dumped.end()
 
 
-def by_hand(parameters, limit):
-    """Clip as a loop of its own may do."""
+def by_hand(parameters, limit, of=None, added=0.0):
+    """Clip as a loop of its own may do: by the norm of all or of some, to which PyTorch adds 1e-6."""
     parameters = [*parameters]
-    norm = torch.cat([p.grad.flatten() for p in parameters]).norm()
+    norm = torch.cat([p.grad.flatten() for p in of or parameters]).norm()
     for p in parameters:
-        p.grad.mul_(min(1.0, limit / float(norm)))
+        p.grad.mul_(min(1.0, limit / (float(norm) + added)))
 
 
 SEEN = []
@@ -131,6 +136,49 @@ def averaged(wrapped, micro):
             p.data = torch.stack(values).mean(0)
 
 
+def norm_of_a_part(parameters, limit):
+    """Clip all by the norm of all but the first; the first call clips nothing."""
+    parameters = [*parameters]
+    clip_grad_norm_(parameters, math.inf)
+    by_hand(parameters, limit, parameters[1:], 1e-6)
+
+
+def each_rank(parameters, limit):
+    """Clip on each rank, then average."""
+    parameters = [*parameters]
+    by_hand(parameters, limit, added=1e-6)
+    average(parameters)
+
+
+def average(parameters):
+    for p in parameters:
+        dist.all_reduce(p.grad)
+        p.grad /= WORLD
+
+
+def by_targets(losses, which):
+    """The samples' parts of a mean over the targets of a (micro-)batch, where the losses are those of a mean."""
+    return losses * len(losses) * TARGETS[which] / TARGETS[which].sum()
+
+
+def doubled(own):
+    own[2].weight.grad *= 2
+
+
+def in_bfloat16(own):
+    for p in own.parameters():
+        p.grad = p.grad.bfloat16().to(p.dtype)
+
+
+def times(*weights):
+    return lambda losses, which: losses * torch.tensor(weights)
+
+
+def uneven(step, micro=0, **_):
+    """Micro-batches of 3 and 5 samples."""
+    return slice(BATCH * step + 3 * micro, BATCH * step + (3, 8)[micro])
+
+
 def without_biases(parameters):
     return adamw([p for p in parameters if p.dim() > 1])
 
@@ -139,10 +187,7 @@ class Reducing(torch.optim.AdamW):
     """Averages the ranks' gradients inside its step, as some loops for speed do."""
 
     def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                dist.all_reduce(p.grad)
-                p.grad /= WORLD
+        average(p for group in self.param_groups for p in group["params"])
         super().step()
 
 
@@ -175,6 +220,11 @@ def split(folder):
             (folder / "refused").write_text(str(error))
 
 
+def cleared(wrapped, micro):
+    """Clear what other micro-batches added."""
+    wrapped.zero_grad()
+
+
 def off_by_one(step, micro=0, micros=1, **_):
     return rows(step + (micro == micros - 1 and step == 1), micro=micro, micros=micros)
 
@@ -182,11 +232,32 @@ def off_by_one(step, micro=0, micros=1, **_):
 ONE = {
     "reference": {"samples": True},
     "plain": {"clip": None, "samples": True},
+    "over targets": {"clip": None, "samples": "targets", "weigh": by_targets},
+    "mean of the samples' means": {"clip": None},
+    "over targets of micro-batches": {"clip": None, "micros": 2, "weigh": by_targets},
+    "uneven micro-batches": {"clip": None, "micros": 2, "rows": uneven},
+    "uneven micro-batches not divided": {"clip": None, "micros": 2, "rows": uneven, "times": 2},
+    "only the last micro-batch": {"micros": 2, "clip": None, "after_forward": cleared},
+    "the last sample dropped": {"clip": None, "weigh": times(1, 1, 1, 1, 1, 1, 1, 0)},
+    "the first sample twice": {"clip": None, "weigh": times(*[0.9 * n for n in (2, 1, 1, 1, 1, 1, 1, 0)])},
+    "weights of samples": {"clip": None, "weigh": times(*[0.5, 2, 1.25, 1, 0.3, 0.7, 3, 0.1])},
+    "smoothed": {"clip": None, "criterion": {"label_smoothing": 0.1}},
+    "float32, smoothed": {"own": "float32", "clip": None, "criterion": {"label_smoothing": 0.1}},
+    "one layer's gradient doubled": {"clip": None, "each_micro": doubled},
+    "gradients in bfloat16": {"clip": None, "each_micro": in_bfloat16},
+    "clips by value": {"clip": lambda p, limit: clip_grad_value_(p, limit), "limit": 0.03},
+    "clips by the norm of a part": {"clip": norm_of_a_part},
     "sgd": {"optimizer": sgd, "clip": None},
     "warm-up": {"rate": lambda step: step * RATE, "clip": None},
     "warm-up from 1": {"rate": lambda step: (step + 1) * RATE, "clip": None},
     "tied": {"own": "tied", "clip": None},
-    "float32": {"own": "float32", "clip": None},
+    "float32": {"own": "float32", "clip": None, "samples": True},
+    "float32, uneven micro-batches": {"own": "float32", "clip": None, "micros": 2, "rows": uneven},
+    "float32, the first sample twice": {
+        "own": "float32",
+        "clip": None,
+        "weigh": times(*[0.9 * n for n in (2, 1, 1, 1, 1, 1, 1, 0)]),
+    },
     "float32, slowly": {"own": "float32", "optimizer": slowly, "clip": None},
     "bfloat16, slowly": {"own": "bfloat16", "optimizer": slowly, "clip": None},
     "autocast": {"own": "float32", "clip": None, "autocast": True},
@@ -254,6 +325,7 @@ RANKS = {
         "micros": 2,
         "report": lambda loss, micros: loss * micros,
     },
+    "each rank clips": {"clip": each_rank},
     "the same samples": {"wrap": DistributedDataParallel, "rows": lambda step, **_: rows(step, rank=0)},
 }
 

@@ -219,8 +219,6 @@ class _Recorder:
             "from the run's own settings, initial weights and batches",
             "dtype": run.recipe.dtype,
             "mesh": run.mesh.root,
-            "context": run.options.context if run.mesh.axes("sequence") else None,
-            "engine": run.engine_file,
             "accumulation": run.recipe.gradient_accumulation_steps,
             "chunks": self.engine.chunks,
             "steps_in_all": self.state.steps.count,
