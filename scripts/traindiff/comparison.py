@@ -190,14 +190,17 @@ def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
 
 
 def _states(pair: Pair, step: int, names: list[str]) -> Iterator[Row]:
-    """Compare an optimizer's tensors: a moment has the rounding of all gradients that it sums, also if they cancel."""
+    """Compare an optimizer's tensors: a moment has the rounding of all gradients that it sums, also if they cancel.
+
+    A step adds to its error no more than ``limit`` of its gradient's part, which is that of a difference of moments.
+    """
     file = f"step{step}/optimizer"
-    earlier = [pair.reference.tensors(f"step{each}/optimizer") for each in pair.reference.steps if each < step]
+    so_far = [pair.reference.tensors(f"step{each}/optimizer") for each in pair.reference.steps if each <= step]
     limits = pair.limits(LIMITS, file)
 
     def slack(name: str) -> float:
-        sizes = [_finite(float(_largest(each[name].double()))) for each in earlier if name in each]
-        return limits(name) * max(sizes, default=0.0)
+        sizes = [_finite(float(_largest(each[name].double()))) for each in so_far if name in each]
+        return limits(name) * sum(sizes)
 
     yield from compare(names, pair, file, lambda capture: capture.tensors(file).__getitem__, limits, slack)
 

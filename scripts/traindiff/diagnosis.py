@@ -84,9 +84,7 @@ def diagnose(pair: Pair) -> Diagnosis:
             "This training's gradients are the reference's after clipping: it clips by its own code, and PyTorch's "
             f"functions add 1e-6 to the norm. So differences up to {pair.slack:.1g} count as equal."
         )
-    notes += [
-        f"Step {stage.step}, {stage.kind}: {row.name} {row.note}." for stage, row in _not_finite_in_both(compared)
-    ]
+    notes += [f"Step {stage.step}, {stage.kind}: {row.name} {row.note}." for stage, row in _noted(compared)]
     if first is None:
         return Diagnosis(pair, compared, notes=notes)
     view = View(pair, first)
@@ -95,7 +93,7 @@ def diagnose(pair: Pair) -> Diagnosis:
     return Diagnosis(pair, compared, first, causes, places, view.tried, _hints(view, causes), notes)
 
 
-def _not_finite_in_both(compared: list[Stage]) -> list[tuple[Stage, Row]]:
+def _noted(compared: list[Stage]) -> list[tuple[Stage, Row]]:
     """Return the first tensor with a note that is equal."""
     found = [(stage, row) for stage in compared if stage.kind in TENSORS for row in stage.rows]
     return [(stage, row) for stage, row in found if row.note and not row.differs][:1]

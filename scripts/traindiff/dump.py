@@ -231,7 +231,7 @@ class Dump:
 
     def _clip(self, original: Callable[..., Any], parameters: Any, *args: Any, **keywords: Any) -> Any:
         limit = args[0] if args else keywords.get("max_norm")
-        if not self.inside and self.step < self.steps and limit != math.inf:  # of which only the norm is wanted
+        if not self.inside and self.step < self.steps:
             if isinstance(parameters, nn.Module):
                 clipped = [*parameters.parameters()]
             else:
@@ -291,6 +291,10 @@ class Dump:
             kinds = {"gradients": found}
             if self.before and self.before[0] == len(self.losses):
                 kinds = {"gradients": self.before[1], "clipped": found}
+                if self.facts.get("max_grad_norm") == math.inf and all(
+                    value.equal(self.before[1][name]) for name, value in found.items()
+                ):
+                    del kinds["clipped"]  # only the norm was wanted
             # What another optimizer has, is its own when it steps; what none has, stays as it is here.
             written = self.files.get("gradients", {})
             kinds = {

@@ -94,7 +94,7 @@ def train(folder, own=None, optimizer=adamw, clip=clip_grad_norm_, limit=CLIP, m
             if "before_forward" in hooks:
                 hooks["before_forward"](wrapped, micro)
             which = hooks.get("rows", rows)(step, micro=micro, micros=micros)
-            x = X[which].to(next(own.parameters()).dtype)
+            x = hooks.get("prepare", torch.clone)(X[which]).to(next(own.parameters()).dtype)
             with torch.autocast("cpu", torch.bfloat16, hooks.get("autocast", False)):
                 losses = F.cross_entropy(wrapped(x), Y[which], reduction="none", **hooks.get("criterion", {}))
             losses = losses / len(x) / micros
@@ -299,6 +299,7 @@ ONE = {
     "shifted": {"own": "shifted", "limit": math.inf},
     "shifted, in micro-batches": {"own": "shifted", "micros": 4, "limit": math.inf},
     "shifted, micro-batches not divided": {"own": "shifted", "micros": 2, "times": 2, "clip": None},
+    "some prepared otherwise": {"prepare": lambda x: torch.cat([x[:2], 1.1 * x[2:]]), "clip": None},
     "averaged weights stay": {"before_forward": averaged, "clip": None},
 }
 

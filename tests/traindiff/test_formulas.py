@@ -97,6 +97,7 @@ ALONE = {
         "optimizer state; decay: -0.1 times the weights of 0.bias, 0.weight, 2.bias and 1 more",
     ),
     "gradients not cleared": ("plain", "gradient; previous gradient: 1 times that of step 0 is added"),
+    "some prepared otherwise": ("plain", "samples; other inputs: not read: "),
     "samples of the next step": ("plain", "samples; other samples: those of step 2"),
     "resumed without the count": ("resumed", "update; steps counted anew: 0, not 2"),
     "autocast": ("float32", None),
@@ -168,6 +169,19 @@ def test_parameters_that_are_split_over_ranks_are_refused(dumps):
     said = (dumps / "refused").read_text()
     assert said.startswith("0.weight is not the same on this rank and on rank 1.")
     assert "--merge 'NAME=DIM'" in said
+
+
+def test_a_norm_without_a_limit_is_no_clipping(dumps):
+    assert not (dumps / "shifted/clipped-0.safetensors").exists()
+
+
+def test_a_moment_that_cancels_has_the_rounding_of_what_it_sums(compare):
+    moments = [
+        {f"optimizer-{step}": {"up.weight//exp_avg": UP * size} for step, size in enumerate((1, part))}
+        for part in (1e-3, 1.5e-3)
+    ]
+    assert compare(*moments)[0] == 0
+    assert compare(moments[0] | {"optimizer-1": {"up.weight//exp_avg": 2.1e-3 * UP}}, moments[0])[0] == 1
 
 
 def test_an_equal_update_is_equal_with_a_note(dumps):
