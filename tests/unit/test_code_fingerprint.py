@@ -103,7 +103,7 @@ def test_all_that_a_training_loads_is_among_its_sources_or_decides_no_number(tin
                 "parallel/pipeline.py",
                 "settings/pipeline_schedules.py",
                 "parallel/native.py",
-                "patches/torch_pipelining.py",
+                "patches/torch_modules.py",
                 "models/_layers.py",
             ],
             ["parallel/zero.py", "patches/deepspeed_startup.py"],
