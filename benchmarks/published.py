@@ -95,7 +95,6 @@ TORCHTITAN = Recipe(
     {"precision": "bf16", "activation_checkpointing": "alternate"},
     length=8192,
 )
-TORCHTITAN_CP = TORCHTITAN._replace(recipe={"precision": "float8", "activation_checkpointing": "full"}, length=32768)
 ROWS = [
     Row(KEMPNER, "8b", "single", 1, 2, 80.7, why="unknown"),
     Row(KEMPNER, "8b", "fsdp", 2, 2, 62.4),
@@ -115,10 +114,6 @@ ROWS = [
     Row(TORCHTITAN, "8b", "fsdp", 8, 2, 77.0),
     Row(TORCHTITAN, "8b", "fsdp", 128, 2, 67.0, compiled=False),
     Row(TORCHTITAN, "8b", "fsdp", 128, 2, 62.0),
-    Row(TORCHTITAN_CP, "8b", "fsdp", 8, 1, 83.9),
-    Row(TORCHTITAN_CP, "8b", "fsdp_cp@cp=2", 8, 1, 84.2),
-    Row(TORCHTITAN_CP, "8b", "fsdp_cp@cp=4", 8, 1, 84.0),
-    Row(TORCHTITAN_CP, "8b", "fsdp_cp@cp=8", 8, 1, 84.5),
 ]
 """Rows of one recipe and size stand next to each other: their differences are compared."""
 

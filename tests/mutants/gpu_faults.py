@@ -40,21 +40,6 @@ FAULTS = [
         at("unit/test_device", "test_a_step_that_fp16_s_loss_scaler_left_out_is_counted_and_no_error"),
     ),
     Fault(
-        "float8's products of any number of rows",
-        f"{S}parallel/float8.py",
-        ", pad_inner_dim=True)",
-        ")",
-        at("unit/test_device", "test_float8_takes_any_number_of_rows"),
-        error="to be divisible by 16",
-    ),
-    Fault(
-        "compiled blocks eager after the counted step",
-        f"{S}measure/step_profiler.py",
-        'torch.compiler.set_stance("force_eager"), ',
-        "",
-        at("unit/test_watched", "test_compiled_blocks_stay_compiled_after_the_counted_step"),
-    ),
-    Fault(
         "the checkpoint's thread has device 0",
         CHECKPOINT,
         ", initializer=device.use, initargs=(world.device,)",

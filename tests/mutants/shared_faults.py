@@ -201,8 +201,8 @@ FAULTS = [
     Fault(
         "Muon updates embeddings, too",
         f"{MODELS}/__init__.py",
-        "name not in others and not value.is_complex() and",
-        "not value.is_complex() and",
+        "name not in others and value.dim() ==",
+        "value.dim() ==",
         reference("moe_muon"),
     ),
     Fault(

@@ -138,9 +138,6 @@ HALF = [
     Case(s, "vit", (("precision", "bf16"),), dtype="float32")
     for s in ("single", "ddp", "fsdp", "tp_sp", "pp", "fsdp_tp", "fsdp_pp", "zero1", "zero2", "zero3")
 ]
-HALF += [
-    Case(s, "vit", (("precision", "float8"),), dtype="float32") for s in ("single", "ddp", "fsdp", "pp", "fsdp_pp")
-]
 ROUNDED = [Case(s, "llama2", dtype="bfloat16") for s in ("ddp", "fsdp", "tp_sp", "pp")]
 CASES = [
     case
@@ -183,11 +180,7 @@ LONG += [c for c in MUON if c.strategy not in ("fsdp", "fsdp_tp")]
 LONG += [c for c in SMOOTHED if c.strategy != "tp_loss" or (c.workload, len(c.recipe)) == ("llama2", len(PLAIN_SGD))]
 # A compiled block that ranks split differs from that of one device, that of other strategies does not.
 LONG += [c for c in COMPILE if (c.strategy, c.workload) != ("tp_sp", "llama2")]
-LONG += [
-    c
-    for c in HALF
-    if c.strategy not in {"bf16": ("ddp", "fsdp", "zero3"), "float8": ("fsdp", "pp")}[dict(c.recipe)["precision"]]
-]
+LONG += [c for c in HALF if c.strategy not in ("ddp", "fsdp", "zero3")]
 LONG += [c for c in ROUNDED if c.strategy not in ("fsdp", "pp")]
 """Cases of the long form: four ranks wait for each other's cores, compilation takes long, and others cover the most."""
 

@@ -125,21 +125,6 @@ class OddBuffers(Layers):
         return super().forward(x).double()
 
 
-COMPLEX = "refused: has complex parameters (filter)"
-
-
-@foreign("dtypes", fsdp=COMPLEX, zero=COMPLEX)
-class FrequencyFilter(Layers):
-    """A complex parameter."""
-
-    def __init__(self, **sizes):
-        super().__init__(**sizes)
-        self.filter = nn.Parameter(torch.exp(1j * torch.rand(16)))
-
-    def between(self, h):
-        return torch.fft.ifft(torch.fft.fft(h) * self.filter).real
-
-
 @foreign(
     "dtypes",
     blocks=("first", "precise", "last"),
@@ -650,6 +635,16 @@ class PreciseParameter(Layers):
 
     def between(self, h):
         return h * self.gain.to(h.dtype)
+
+
+@foreign("refused", every="refused: has complex parameters (filter)")
+class FrequencyFilter(Layers):
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.filter = nn.Parameter(torch.exp(1j * torch.rand(16)))
+
+    def between(self, h):
+        return torch.fft.ifft(torch.fft.fft(h) * self.filter).real
 
 
 @foreign("refused", every="refused: the constructor of model number_of_weight reads a weight")

@@ -56,7 +56,6 @@ IN_RUN_JSON = "settings/"
 
 def test_all_that_a_training_loads_is_among_its_sources_or_decides_no_number(tiny_data, tmp_path):
     runs = {name: tiny_run("vit", name, 1, max_steps=1) for name in ("single", "ddp", "fsdp", "tp", "pp", "zero1")}
-    runs["float8"] = tiny_run("vit", "single", 1, max_steps=1, precision="float8")
     save_initial(runs["single"], tmp_path / "weights")
     jobs = json.dumps({name: run.model_dump() for name, run in runs.items()})
     world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -78,7 +77,7 @@ def test_all_that_a_training_loads_is_among_its_sources_or_decides_no_number(tin
         }
         others = {file for file in files if f"scripts/shardlab/{file}" not in named}
         assert not {file for file in others if not file.startswith((*NO_NUMBERS, IN_RUN_JSON))}, name
-    assert "parallel/float8.py" in files
+    assert "parallel/zero.py" in files
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ def test_all_that_a_training_loads_is_among_its_sources_or_decides_no_number(tin
             "ddp",
             "mlp",
             ["settings/learning_rate.py", "settings/mesh.py", "settings/recipe.py"],
-            ["parallel/float8.py"],
+            ["parallel/zero.py"],
         ),
         ("fsdp_tp", "mlp", ["parallel/fsdp.py", "parallel/tensor.py"], ["parallel/ddp.py", "models/cnn.py"]),
         (
@@ -104,7 +103,7 @@ def test_all_that_a_training_loads_is_among_its_sources_or_decides_no_number(tin
                 "parallel/pipeline.py",
                 "settings/pipeline_schedules.py",
                 "parallel/native.py",
-                "patches/torch_pipelining.py",
+                "patches/torch_modules.py",
                 "models/_layers.py",
             ],
             ["parallel/zero.py", "patches/deepspeed_startup.py"],

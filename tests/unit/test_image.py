@@ -230,7 +230,7 @@ def test_the_definition_uses_every_argument_and_no_other(tmp_path):
 
 
 def test_base_rocm_takes_no_wheel_of_pytorch(tmp_path):
-    assert arguments(tmp_path, "torchao-0.18.0-py3-none-any.whl", base="rocm")["base"] == "rocm"
+    assert arguments(tmp_path, "transformers-5.23.0-py3-none-any.whl", base="rocm")["base"] == "rocm"
     with pytest.raises(UserError, match=r"has a wheel of PyTorch, .* another base than rocm; collect again with: "):
         arguments(tmp_path, "torch-2.13.0-cp311-cp311-linux_x86_64.whl", base="rocm")
 

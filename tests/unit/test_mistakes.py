@@ -125,7 +125,6 @@ STRATEGIES = [
     ({"cp": 2, "context": "megatron"}, {}, UserError, ["context", "'gather', 'ulysses' or 'ring'"]),
     ({"single_process": "dp"}, {"recipe": {"compile": "blocks"}}, Unsupported, ["use ddp"]),
     ({"dp_shard": -1}, {"recipe": {"precision": "fp16"}}, Unsupported, ["set recipe.precision to bf16"]),
-    ({"tp": 2}, {"recipe": {"precision": "float8"}}, Unsupported, ["float8 supports neither"]),
     (
         {"pp": 2, "pipeline_schedule": "ZBVZeroBubble"},
         {"recipe": {"activation_checkpointing": "full"}},

@@ -40,7 +40,7 @@ def test_a_row_is_planned_within_a_percent_of_theory_and_compared():
 
 
 def test_memory_stays_flat_where_cp_doubles_with_the_length():
-    long = published.TORCHTITAN_CP._replace(recipe=published.TORCHTITAN.recipe, length=512)
+    long = published.TORCHTITAN._replace(length=512)
     rows = [published.Row(long, "small", name, 4, 1, gib=1.0) for name in ("fsdp", "fsdp_cp@cp=2", "fsdp_cp@cp=4")]
     first, *others = [plan["tensor_bytes"][0]["peak"] for plan in published.planned(rows, cores=1)]
     assert others == [pytest.approx(first, rel=0.01)] * 2

@@ -288,7 +288,7 @@ def vectors(model: nn.Module) -> list[str]:
 
 
 def matrices(model: nn.Module, experts: list[str]) -> list[str]:
-    """Return the names in ``state`` of the real parameters that are matrices of a layer, no embeddings, or stacks of
+    """Return the names in ``state`` of the parameters that are matrices of a layer, no embeddings, or stacks of
     such: of experts, also those of a library's model that the patterns ``experts`` name.
     """
     modules: list[nn.Module] = [module for module in model.modules() if isinstance(module, Experts)]
@@ -298,7 +298,7 @@ def matrices(model: nn.Module, experts: list[str]) -> list[str]:
     return [
         name
         for name, value in model.named_parameters()
-        if name not in others and not value.is_complex() and value.dim() == (3 if id(value) in stacks else 2)
+        if name not in others and value.dim() == (3 if id(value) in stacks else 2)
     ]
 
 

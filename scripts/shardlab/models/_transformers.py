@@ -31,9 +31,6 @@ from shardlab.patches.transformers_values import grouped_experts, no_packed_samp
 from shardlab.settings.pretrained import read_keys
 from shardlab.settings.types import CAUSAL, DECLARED
 
-# The library imports torchao, which warns of kernels for other machines; and PyTorch of how torchao declares its types.
-for noisy in ("torchao", "torch.utils._pytree"):
-    standard_logging.getLogger(noisy).setLevel(standard_logging.ERROR)
 standard_logging.getLogger("torch._subclasses.fake_tensor").setLevel(standard_logging.CRITICAL)  # it also raises them
 
 CLASSES = {

@@ -145,7 +145,7 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
         "scalar": [name for name, value in parameters.items() if not value.dim()],
         "empty": [name for name, value in parameters.items() if not value.numel()],
         "complex": [name for name, value in parameters.items() if value.is_complex()],
-        "mixed": [name for name, value in trained.items() if value.dtype != dtype and not value.is_complex()],
+        "mixed": [name for name, value in trained.items() if value.dtype != dtype],
         "mixed_in_module": [*_of_several_dtypes(model, dtype)],
         "made": [] if drawn_by_module else made,
         "made_unsaved": [*(made if drawn_by_module else []), *_made_unsaved(model)],

@@ -305,7 +305,7 @@ def _square(groups: Groups, device: torch.device) -> Tensor:
     """
     total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
     for (*_, mesh, placements), parameters in groups.items():
-        gradients = [real(local(p.grad)) for p in parameters if p.grad is not None]
+        gradients = [local(p.grad) for p in parameters if p.grad is not None]
         if not gradients:
             continue
         if gradients[0].device.type == "cpu":
@@ -320,11 +320,6 @@ def _square(groups: Groups, device: torch.device) -> Tensor:
                 torch.distributed.all_reduce(square, group=mesh.get_group(axis))
         total = total + square
     return total
-
-
-def real(value: Tensor) -> Tensor:
-    """Return a complex tensor as pairs of real numbers, which have the same norm."""
-    return torch.view_as_real(value) if value.is_complex() else value
 
 
 def _row_norms(gradient: Tensor) -> Tensor:

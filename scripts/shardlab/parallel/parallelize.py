@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from shardlab.errors import UserError
 from shardlab.models import matching
 from shardlab.patches.torch_modules import around_forward
-from shardlab.runtime.device import has_capability, name
 from shardlab.runtime.distributed import World
 from shardlab.runtime.module_state import Recomputation, Snapshot
 from shardlab.settings.precisions import PRECISIONS
@@ -41,18 +39,9 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
     """Transform a model without weights (on the meta device) in place: split, recompute, compile, shard.
 
     Return what the engine tells of each step.
-
-    Raises:
-        UserError: the device does not have the recipe's precision.
     """
     recipe, options = run.recipe, run.options
     hooks = Hooks()
-    precision = PRECISIONS[recipe.arithmetic]
-    if not has_capability(world.device, precision.capability):
-        raise UserError(f"recipe.precision: {name(world.device)} has no {recipe.precision}; set it to bf16.")
-    if precision.technique:
-        technique = import_module(f"shardlab.parallel.{precision.technique}")
-        technique.apply(_blocks(model, run.model.blocks), world.device)
     if (mesh := world.tensor_mesh) is not None and run.model.folder:
         from shardlab.parallel import library_tensor
 
@@ -96,12 +85,12 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
             from shardlab.parallel.experts import split
 
         split(experts, mesh)
-    low = None if recipe.precision == "full" else getattr(torch, precision.dtype)
+    low = None if recipe.precision == "full" else getattr(torch, PRECISIONS[recipe.precision].dtype)
     recompute(model, run.model.blocks, recipe.activation_checkpointing)
     if low and not run.mesh.sharded:
         # Around forward, because a pipeline calls its stages by itself.
         around_forward(model, torch.autocast(world.device.type, low))
-        log.info("Applied %s autocast to the forward pass", precision.dtype)
+        log.info("Applied %s autocast to the forward pass", recipe.precision)
     compile_forward(model, run.model.blocks, recipe)
     if (mesh := world.shard_mesh) is not None:
         from shardlab.parallel import fsdp
@@ -239,7 +228,6 @@ def _keep_products(every: int) -> Any:
         aten.addmm.default,
         aten.bmm.default,
         aten.convolution.default,
-        aten._scaled_mm.default,  # float8 in compiled blocks; elsewhere its products are dispatched as mm
     ]
     attention = [
         aten._scaled_dot_product_flash_attention.default,

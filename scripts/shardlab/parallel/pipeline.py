@@ -16,7 +16,6 @@ from torch.distributed import pipelining
 from shardlab.models import contents
 from shardlab.models._chain import INPUTS, Chain, stages_with
 from shardlab.parallel.native import NativeEngine
-from shardlab.patches import torch_pipelining
 from shardlab.runtime.device import generators_kept, wait
 from shardlab.runtime.dtensors import local, plain
 from shardlab.runtime.module_state import Snapshot
@@ -25,6 +24,9 @@ from shardlab.settings import torch_releases
 from shardlab.settings.pipeline_schedules import boundaries
 
 log = logging.getLogger(__name__)
+
+FORWARD = ("FORWARD", "SEND_F", "RECV_F", "UNSHARD", "RESHARD")
+"""PyTorch's names of the actions of a schedule that evaluation takes."""
 
 
 class Stopwatch:
@@ -96,7 +98,7 @@ class Stopwatch:
         return event
 
 
-class TimedStage(torch_pipelining.Stage):
+class TimedStage(pipelining.PipelineStage):
     """A stage that measures how long it computes; the time in which it waits for another is what is left."""
 
     watch: Stopwatch
@@ -315,10 +317,14 @@ class PipelineEngine(NativeEngine):
                 stage = self.stage(model, number, count, self.world.device, group=self.group)
                 stage.watch = self.watch
                 stages.append(stage)
-            self.schedules[key] = getattr(pipelining, self.plan.torch_class)(
+            self.schedules[key] = schedule = getattr(pipelining, self.plan.torch_class)(
                 stages if self.plan.stages_per_rank > 1 else stages[0],
                 self.chunks,
                 loss_fn=lambda outputs, rows: self.loss_of(outputs, rows),
                 scale_grads=False,
             )
+            if not backward and self.plan.mirrored:
+                # Within a rank PyTorch 2.13 would hand on gradients, also where there are none.
+                actions = schedule.pipeline_order_with_comms
+                actions[self.rank] = [each for each in actions[self.rank] if each.computation_type.name in FORWARD]
         return self.schedules[key]

@@ -112,13 +112,6 @@ PATCHES = [
         "models of that library are pipelines by themselves",
     ),
     Patch(
-        "torch_pipelining.Stage",
-        *TORCH,
-        (),
-        "V schedules hand gradients between stages of a rank in evaluation, too, where the stage raises",
-        "schedule.eval() of a V schedule passes without",
-    ),
-    Patch(
         "torch_pipelining.sends_hold_their_tensors",
         *TORCH,
         (),

@@ -130,13 +130,6 @@ def name(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else str(torch.get_device_module(device).get_device_name(device))
 
 
-def has_capability(device: torch.device, least: tuple[int, int]) -> bool:
-    """Return whether a GPU of NVIDIA has this compute capability; True for other devices."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return True
-    return torch.cuda.get_device_capability(device) >= least
-
-
 def memory(device: torch.device) -> int | None:
     """Return the device's memory in bytes; None for a CPU."""
     return None if device.type == "cpu" else int(torch.accelerator.get_memory_info(device)[1])

@@ -89,15 +89,11 @@ def build(training: recipe.Recipe, parameters: Iterable[Any]) -> Optimizer:
     chosen = recipe.OPTIMIZERS[settings.name]
     module, _, name = chosen.path.rpartition(".")
     kind: type[Optimizer] = getattr(import_module(module), name)
-    groups = [*parameters]
-    # PyTorch's fused kernels do not take complex parameters.
-    values = [value for group in groups for value in (group["params"] if isinstance(group, dict) else [group])]
-    fused = chosen.fused and not any(value.is_complex() for value in values)
-    arguments: dict[str, Any] = settings.arguments | ({"fused": True} if fused else {})
+    arguments: dict[str, Any] = settings.arguments | ({"fused": True} if chosen.fused else {})
     arguments |= {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if settings.name == "muon":
         arguments["arithmetic"] = getattr(torch, PRECISIONS[training.arithmetic].dtype)
-    return kind(groups, **arguments)
+    return kind([*parameters], **arguments)
 
 
 def create_state(optimizer: Optimizer, parameter: Tensor, key: str, dtype: torch.dtype) -> None:

@@ -17,7 +17,6 @@ import shardlab
 from shardlab.errors import UserError
 from shardlab.files import ROOT
 from shardlab.settings import scripts
-from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import OPTIMIZERS
 from shardlab.settings.types import Run
 
@@ -62,8 +61,6 @@ def training_sources(run: Run) -> dict[str, str]:
         uses += [f"library_{name}" for name in ("context", "tensor", "experts") if name in uses]
     if run.options.single_process == "dp":
         uses.append("data_parallel")
-    if technique := PRECISIONS[run.recipe.arithmetic].technique:
-        uses.append(technique)
     files = [f"parallel/{name}.py" for name in uses]
     module = OPTIMIZERS[run.recipe.optimizer.name].path.rpartition(".")[0]
     if module.startswith("shardlab."):

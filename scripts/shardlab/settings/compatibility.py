@@ -219,11 +219,9 @@ def check_recipe(
 ) -> None:
     """Check that the strategy supports the recipe's settings."""
     for key, precision, instead in (("dtype", recipe.dtype, "float32"), ("precision", recipe.arithmetic, "bf16")):
-        for part in (strategy.engine, device, *sorted(strategy.splits)):
+        for part in (strategy.engine, device):
             if reason := PRECISIONS[precision].unsupported.get(part):
                 raise Unsupported(f"{name} cannot train in {precision}: {reason}; set recipe.{key} to {instead}.")
-    if recipe.adapter and recipe.precision == "float8":
-        raise Unsupported(f"{name}: adapted layers have no float8; set recipe.precision to bf16.")
     if strategy.engine == "deepspeed" and recipe.optimizer.name == "muon":
         raise Unsupported(
             f"{name}: DeepSpeed updates flat parts of all parameters, and muon needs whole matrices; use fsdp."

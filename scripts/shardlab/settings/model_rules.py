@@ -51,8 +51,6 @@ OWN_MASKS = (
 KEY = "find_unused_parameters"
 FIND = f"set {KEY} in the strategy's entry in config/strategies.yaml"
 
-PAIRS = "use ddp, or make pairs of real numbers the parameter, with torch.view_as_complex in forward"
-
 RULES = {
     "tied": Rule("tied parameters (one parameter of several modules)"),
     "tied_split": Rule(
@@ -87,8 +85,7 @@ RULES = {
     ),
     "complex": Rule(
         "complex parameters",
-        {"fsdp": f"PyTorch's optimizers update shards of these wrongly; {PAIRS}"}
-        | dict.fromkeys(ZERO, f"DeepSpeed's master weights are real; {PAIRS}"),
+        dict.fromkeys(EVERY, "make pairs of real numbers the parameter, with torch.view_as_complex in forward"),
     ),
     "mixed": Rule(
         "trained parameters of another dtype than recipe.dtype",

@@ -41,12 +41,8 @@ class Precision(NamedTuple):
     """Fused kernels that support it (PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
     scales_loss: bool = False
     """True if small gradients become 0 unless the loss is scaled up."""
-    technique: str | None = None
-    """File in parallel/ that replaces the layers that compute in it."""
-    capability: tuple[int, int] = (0, 0)
-    """Lowest compute capability of NVIDIA GPUs that have it."""
     unsupported: Mapping[str, str] = MappingProxyType({})
-    """Engine, device, or what a mesh axis splits: why a run with it cannot have this precision."""
+    """Engine or device: why a run with it cannot have this precision."""
 
     @property
     def is_full(self) -> bool:
@@ -90,16 +86,6 @@ PRECISIONS = {
             "torch": "fp16 needs DeepSpeed's loss scaling",
             "cpu": "DeepSpeed does not support fp16 on CPUs",
         },
-    ),
-    "float8": Precision(
-        "bfloat16",
-        2,
-        "bf16, with the blocks' matrix products in float8 (torchao; Ada, Hopper and newer)",
-        # That of bf16, which the rest computes in: it moves a sixteenth of the values to another float8 already.
-        rounding=2**-8,
-        technique="float8",
-        capability=(8, 9),
-        unsupported=dict.fromkeys(("deepspeed", "tensors"), "float8 supports neither DeepSpeed nor tp"),
     ),
 }
 """Name: precision."""

@@ -26,7 +26,7 @@ from shardlab.models import weights
 from shardlab.models._losses import IGNORE
 from shardlab.models._sequence import SequenceSplit
 from shardlab.models.contents import dropout_keys
-from shardlab.parallel.native import NativeEngine, real
+from shardlab.parallel.native import NativeEngine
 from shardlab.records import manifest
 from shardlab.runtime import distributed
 from shardlab.runtime.batches import Step
@@ -311,7 +311,7 @@ class _Recorder:
             placements, mesh = getattr(value, "placements", ()), getattr(value, "device_mesh", None)
             place = [] if mesh is None else zip(mesh.mesh_dim_names, mesh.get_coordinate(), placements, strict=True)
             part = [f"{axis}={rank}" for axis, rank, each in place if not each.is_replicate()]
-            precise = real(local(value.detach())).double()
+            precise = local(value.detach()).double()
             found[name] = [float(precise.norm()), float(precise.sum()), part]
         return found
 
