@@ -59,7 +59,7 @@ def finished(
         "traffic": [],
         "checkpoints": 1,
     }
-    records = [*steps, VALIDATION]
+    records = [{"kind": "attempt", "step": 0, "time": "now"}, *steps, VALIDATION]
     train_report(run, records, measured | more).write(folder / "train.json")
     if timeline:
         Timeline(identity=run_identity.identity_of(run, data), step=2, **timeline).write(folder / "timeline.json")

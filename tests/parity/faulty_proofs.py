@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab import parallel
+from shardlab.errors import UserError
 from shardlab.parallel import ddp
 from shardlab.proof import of_workload, prove, tiny_config
 from shardlab.proof.step_on_ranks import under_strategy
@@ -86,6 +87,16 @@ def counted_twice(run, folder):
         return under_strategy(run, folder)
 
 
+def doubled_loss(run, folder):
+    """A loss that is not that of its gradients."""
+
+    def change(engine):
+        step = engine.forward_backward
+        engine.forward_backward = lambda *args, **named: 2 * step(*args, **named)
+
+    return with_engine(run, folder, change)
+
+
 def crashed(run, folder):
     """One rank raises, while the others wait for it."""
     if dist.get_rank() == 1:
@@ -112,6 +123,7 @@ CASES = {
     "after_the_crash": ("fsdp", under_strategy),
     "updated_twice": ("ddp", updated_twice),
     "counted_twice": ("fsdp", counted_twice),
+    "doubled_loss": ("ddp", doubled_loss),
     "narrow": ("single", narrow),
 }
 
@@ -172,6 +184,30 @@ def of_positions():
     return found
 
 
+def declined(run, folder):
+    """One process that is no reference."""
+    raise UserError("declined by one process")
+
+
+def of_pictures():
+    """Batch norm, with the statistics of each rank's samples or of all; one process that does not train the model."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        config = transformers.ResNetConfig(depths=[1], hidden_sizes=[8], embedding_size=8)
+        tiny_config.write(config, Path(folder))
+        for shared in (False, True):
+            written = Written([], {}, "classification", sync_batch_norm=shared)
+            for proof in prove.prove(Path(folder), dict.fromkeys(("single", "ddp")), written):
+                found[f"shared_{shared}_{proof.strategy}"] = [proof.verdict, proof.reason]
+        for step in (declined, crashed):
+            with mock.patch.object(prove, "one_process", step):
+                try:
+                    next(prove.prove(Path(folder), {"ddp": None}, written))
+                except UserError as error:
+                    found[f"reference_{step.__name__}"] = ["", str(error)]
+    return found
+
+
 def packed(folder, mixed, kept):
     """Rows of several documents: strategies that train them as documents alone, and a model that does not."""
     written = Written([], {}, mixed.task)
@@ -187,9 +223,9 @@ def main():
     for case, (strategy, step) in CASES.items():
         with mock.patch.object(prove, "under_strategy", step):
             (proof,) = prove.prove(Path(sys.argv[1]), {strategy: None})
-        found[case] = [proof.verdict, proof.reason]
+        found[case] = [proof.verdict, proof.reason or f"{proof.held:.0%}"]
     found |= before_training(read_run(Path(sys.argv[2])), Path(sys.argv[2]).with_name("proofs.json"))
-    found |= of_positions()
+    found |= of_positions() | of_pictures()
     mixed = read_run(Path(sys.argv[3]))
     found |= packed(Path(sys.argv[1]), mixed, Path(sys.argv[3]).with_name("packed.json"))
     for other in map(Path, sys.argv[4:]):

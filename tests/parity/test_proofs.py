@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import starmap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +14,13 @@ import pytest
 import torch
 import transformers
 import zoo
+from torch.nn.functional import cross_entropy
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from helpers.common import ROOT
 from shardlab.errors import UserError
 from shardlab.models._transformers import configuration
-from shardlab.proof import proof_table, prove, step_on_ranks, tiny_config
+from shardlab.proof import of_workload, proof_table, prove, step_on_ranks, tiny_config
 from shardlab.proof.step_on_ranks import GRADIENT, LOSS, NORM, UPDATED, Difference, RankStep
 from shardlab.proof.tiny_runs import LENGTH, Written, tiny_run
 from shardlab.proof.warm_ranks import Answer
@@ -84,6 +86,8 @@ def test_few_factors_of_positions_are_enough():
 def test_a_length_that_no_sequence_exceeds_is_none_in_a_proof():
     assert tiny_config.tiny(transformers.MistralConfig(), longest=4096).sliding_window > LENGTH
     assert tiny_config.tiny(transformers.MistralConfig(), longest=4097).sliding_window < LENGTH
+    pairs = SimpleNamespace(options={"document_tokens": 16, "summary_tokens": 8})
+    assert of_workload.longest(SimpleNamespace(data=pairs)) == 16
 
 
 def test_what_a_proof_does_not_show_is_said():
@@ -92,6 +96,25 @@ def test_what_a_proof_does_not_show_is_said():
         "not exercised, as no rule knows whether it is a length: sparse_span 96",
         "proven without dropout and noise: attention_dropout 0.1, residual_dropout 0.1",
     ]
+
+
+def test_a_table_of_proofs_ends_with_what_to_do_and_counts():
+    proofs = [
+        prove.Proof("tp", "equal", "", 2e-16, 0.5, 1.0),
+        prove.Proof("pp", "differs", "x differs", 0.25, 1.0, 2.0),
+        prove.Proof("cp", "refused", "no", seconds=3.0),
+        prove.Proof("ep", "failed", "it stops", seconds=4.0),
+    ]
+    assert [proof_table.line(proof).split() for proof in proofs] == [
+        ["tp", "equal", "2e-16", "50%", "1.0", "s"],
+        ["pp", "differs", "2e-01", "100%", "2.0", "s", "x", "differs"],
+        ["cp", "refused", "3.0", "s", "no"],
+        ["ep", "failed", "4.0", "s", "it", "stops"],
+    ]
+    do = "pp: x differs; a stage gets less than the layers read: leave `pp` out, or use tp."
+    assert proof_table.summary(proofs) == [do, "1 equal, 1 differs, 1 refused, 1 failed"]
+    assert proof_table.summary(proofs[:1]) == ["1 equal"]
+    assert all("or train on one device" in proof_table.remedy(axis, []) for axis in ("tp", "ep", "cp", "pp"))
 
 
 def test_an_axis_of_an_equal_strategy_is_not_to_be_left_out():
@@ -135,25 +158,42 @@ QUANTITIES = {LOSS: 1e-9, NORM: 1e-9, f"{GRADIENT}w": 1e-9, f"{UPDATED}w": 1e-6}
 
 @pytest.mark.parametrize("name", QUANTITIES)
 def test_each_quantity_of_each_rank_is_judged_by_its_tolerance(name):
-    def verdict(value):
-        ranks = [dict.fromkeys(QUANTITIES, 0.0) | each for each in ({}, {name: value})]
-        found = [RankStep([Difference(*each) for each in rank.items()], held=0.5) for rank in ranks]
-        return prove.judge(SimpleNamespace(strategy="ddp"), [Answer(each) for each in found]).verdict
+    def proof(**values):
+        ranks = [(0.25, dict.fromkeys(QUANTITIES, 0.0)), (0.5, dict.fromkeys(QUANTITIES, 0.0) | values)]
+        found = [Answer(RankStep([*starmap(Difference, rank.items())], held)) for held, rank in ranks]
+        return judged(*found, Answer(RankStep([Difference(LOSS, 0.0)], 0.1)))
 
     limit = QUANTITIES[name]
-    found = [verdict(value) for value in (limit, 1.01 * limit, math.inf, math.nan)]
-    assert found == ["equal", "differs", "differs", "differs"]
+    found = [proof(**{name: value}) for value in (limit, 1.01 * limit, math.inf, math.nan)]
+    assert [each.verdict for each in found] == ["equal", "differs", "differs", "differs"]
+    assert (found[0].largest, found[0].held) == (0.0 if name.startswith(UPDATED) else limit, 0.5)
+    assert ("the loss, too" in found[1].reason) == (name == LOSS)
+    if not name.startswith(UPDATED):
+        worst = proof(**{LOSS: 1.0, name: 2.0}).reason
+        assert re.match(rf"{name} differs by 200 % \(\d of 1 gradients; the loss, too\)", worst)
+
+
+def judged(*answers):
+    return prove.judge(SimpleNamespace(strategy="ddp"), [*answers])
+
+
+def test_the_first_cause_is_the_reason():
+    waited = [Answer(failure="no answer in time"), Answer(failure="it stops with DistError: Connection closed")]
+    assert judged(*waited, Answer(failure="it stops with KeyError"))[1:3] == ("failed", "it stops with KeyError")
+    assert judged(*waited)[1:3] == ("failed", "no answer in time")
+    assert judged(Answer(refusal="too few"), Answer(refusal="too many"))[1:3] == ("refused", "too few")
 
 
 @pytest.mark.parametrize("size", [0.3, 20.0])
 def test_quantities_are_relative_to_their_largest_value_or_to_a_part_of_the_model_s(size):
-    """A gradient that is nothing but rounding, and one that is missing or has another shape."""
+    """A gradient that is nothing but rounding, one that is missing or has another shape, and one of nothing."""
     names = ("", *(f"{kind}{of}" for kind in (GRADIENT, UPDATED) for of in ("whole", "bias", "lost", "cut")))
     expected = {name: torch.tensor([0.1 * size, -size] if not name.endswith("bias") else [0.0]) for name in names}
     found = {name: value + 1e-3 * size for name, value in expected.items() if not name.endswith("lost")}
     found |= {name: value[:1] for name, value in found.items() if name.endswith("cut")}
+    expected["empty"] = found["empty"] = torch.empty(0)
     apart = {each.name.removeprefix(GRADIENT): each.value for each in step_on_ranks.differences(found, expected)}
-    wanted = {"": 1e-3, "whole": 1e-3, "bias": 100.0, f"{UPDATED}whole": 1e-3, f"{UPDATED}bias": 1.0}
+    wanted = {"": 1e-3, "empty": 0.0, "whole": 1e-3, "bias": 100.0, f"{UPDATED}whole": 1e-3, f"{UPDATED}bias": 1.0}
     assert apart == pytest.approx(
         wanted | {name: math.inf for name in apart if name.endswith(("lost", "cut"))}, rel=1e-4
     )
@@ -168,6 +208,22 @@ def test_rows_of_documents_have_the_loss_of_their_documents(loss):
         return step_on_ranks._of_documents(task, None, SimpleNamespace(batch=None), alone)
 
     assert [bool(refusal(apart)) for apart in (0.99e-9, -0.99e-9, 1.01e-9, -1.01e-9)] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_the_library_s_own_loss_is_the_cross_entropy_of_its_logits(monkeypatch, shift):
+    """Of a position's own token, or of the next one."""
+    logits, tokens = torch.randn(2, 5, 7, dtype=torch.float64), torch.arange(10).remainder(7).view(2, 5)
+    mean = cross_entropy(logits[:, : 5 - shift].transpose(1, 2), tokens[:, shift:])
+
+    def refusal(apart):
+        outputs = SimpleNamespace(logits=logits, loss=mean * (1 + apart))
+        monkeypatch.setattr(step_on_ranks.declared, "own_forward", lambda _: lambda *_, labels, **__: outputs)
+        return step_on_ranks._other_loss(None, tokens)
+
+    assert [bool(refusal(apart)) for apart in (0.99e-6, -0.99e-6, 1.01e-6, -1.01e-6)] == [0, 0, 1, 1]
+    monkeypatch.setattr(step_on_ranks.declared, "own_forward", lambda _: lambda *_: None)
+    assert not step_on_ranks._other_loss(None, tokens), "it computes none"
 
 
 @pytest.fixture(scope="module")
@@ -196,13 +252,14 @@ def proofs(tmp_path_factory):
 @pytest.mark.parametrize(
     ("case", "verdict", "reason"),
     [
-        ("ddp", "equal", ""),
+        ("ddp", "equal", "^100%$"),
         ("not_reduced", "differs", r"gradient of model\.layers\.\*\.mlp\.up_proj\.weight differs by"),
         ("scaled_on_one_rank", "differs", r"gradient of model\.layers\.\*"),
         ("crashed", "failed", "ZeroDivisionError: of one rank"),
-        ("after_the_crash", "equal", ""),
+        ("after_the_crash", "equal", "^5[01]%$"),
         ("updated_twice", "differs", "update of "),
-        ("counted_twice", "differs", r"gradient norm differs by 41 % \(0 of 39 gradients"),
+        ("counted_twice", "differs", r"gradient norm differs by 41 % \(0 of 39 gradients; the loss is equal\)$"),
+        ("doubled_loss", "differs", r"^loss differs by 100 % \(0 of 39 gradients; the loss, too\)$"),
         ("narrow", "differs", "of its largest value"),
         ("equal", "equal", "None"),
         (
@@ -221,6 +278,11 @@ def proofs(tmp_path_factory):
         ("experts_and_sequences", "equal", ""),
         ("other_loss", "refused", "the library's own loss is"),
         ("summarization_pp", "refused", "has two stacks of layers"),
+        ("shared_False_single", "equal", "^$"),
+        ("shared_False_ddp", "differs", "its batch norm has statistics .*: set recipe.sync_batch_norm$"),
+        ("shared_True_ddp", "equal", "^$"),
+        ("reference_declined", "", "^declined by one process$"),
+        ("reference_crashed", "", "^the tiny model of .* does not run in one process: it stops in .* with ValueError"),
         (
             "mixed",
             "refused",

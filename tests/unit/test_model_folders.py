@@ -6,6 +6,7 @@ import re
 import sys
 import tempfile
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,8 +22,9 @@ from shardlab.errors import UserError
 from shardlab.models import _transformers, contents
 from shardlab.models._library_chain import on_fake_tensors
 from shardlab.models.declared import completed
-from shardlab.proof import of_workload, tiny_config
-from shardlab.proof.tiny_runs import Written, tiny_run
+from shardlab.proof import of_workload, proof_table, tiny_config
+from shardlab.proof.prove import Proof
+from shardlab.proof.tiny_runs import NOTHING, Written, tiny_run
 from shardlab.settings import load
 
 LLAMA = transformers_models.SIZES | {"model_type": "llama"}
@@ -307,8 +309,10 @@ def test_a_size_of_pictures_is_a_key_of_models_that_have_one(tmp_path):
 
 
 def test_sizes_that_nobody_foresaw_are_one_sentence(tmp_path, monkeypatch):
+    words = ["tuple index out of range"]
+
     def fails(*_):
-        raise IndexError("tuple index out of range")
+        raise IndexError(*words)
 
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     monkeypatch.setattr(tiny_config, "write", fails)
@@ -320,6 +324,55 @@ def test_sizes_that_nobody_foresaw_are_one_sentence(tmp_path, monkeypatch):
     (proof,) = of_workload.check(tiny_run(tmp_path, "single"), ["fsdp"], tmp_path / "proofs.json")
     assert proof.verdict == "failed"
     assert proof.reason.endswith("could be made: tuple index out of range")
+    words.clear()
+    (proof,) = of_workload.check(tiny_run(tmp_path, "single"), ["fsdp"], tmp_path / "proofs.json")
+    assert proof.reason.endswith("could be made: IndexError"), "an error without a word"
+
+
+@pytest.mark.parametrize("kept", ["", "{}"])
+@pytest.mark.parametrize("task", ["language_modelling", "instruction_tuning"])
+def test_a_strategy_that_is_not_proven_equal_is_refused(tmp_path, monkeypatch, task, kept):
+    """If what failed in its proof may be the strategy: those that divide a model, or a row of several documents."""
+    verdicts = {"fsdp": "equal", "cp": "equal", "ddp": "failed", "mp": "failed", "tp@tp=4": "failed"}
+    verdicts |= {"pp": "differs", "ep": "refused", "zero1": ""}
+    tried = {}
+
+    def proven(_, strategies, written):
+        tried.update(strategies)
+        return [Proof(name, verdicts[name], "why") for name in strategies]
+
+    monkeypatch.setattr(of_workload, "prove", proven)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    path = tmp_path / "proofs.json"
+    path.write_text(kept)  # not those of an earlier call
+    of_workload.check(tiny_run(tmp_path, "single", written=Written([], {}, task)), verdicts, path)
+    failed = {"mp", "tp@tp=4"} | ({"ddp"} if task == "instruction_tuning" else set())
+    of = "its documents one at a time" if task == "instruction_tuning" else "one process"
+    remedies = {name: proof_table.remedy(name, ["fsdp", "cp"]) for name in verdicts}
+    assert json.loads(path.read_text())["refused"] == {
+        **{name: f"it could not be proven at tiny sizes (why); {remedies[name]}." for name in failed},
+        "pp": f"at tiny sizes a step is not that of {of}: why; {remedies['pp']}.",
+        "ep": "why",
+    }
+    assert tried["tp@tp=4"].degrees == {"tp": 2}
+    assert tried.keys() == verdicts.keys() - {"zero1"}
+
+
+def test_a_proof_holds_for_all_that_it_depends_on(tmp_path, monkeypatch):
+    def key(settings="fsdp", written=NOTHING, **replaced):
+        code = SimpleNamespace(sources={}, model=SimpleNamespace(sources={}))
+        with monkeypatch.context() as patched:
+            for name, value in ({"tiny_run": lambda *_: code} | replaced).items():
+                patched.setattr(of_workload, name, value)
+            return of_workload._key(tmp_path, "name", load.variant_of_strategy(settings), written)
+
+    (tmp_path / "config.json").write_text("{}")
+    other = SimpleNamespace(__version__="other", proof_sources=lambda: {"a": "b"}, sources={}, model=None)
+    other.model = SimpleNamespace(sources={"a": "b"})
+    keys = [key(**{name: other}) for name in ("torch", "transformers", "code_fingerprint")]
+    keys += [key(), key("ddp"), key(written=Written(["a"], {})), key(tiny_run=lambda *_: other)]
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    assert len({*keys, key()}) == 8
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from helpers.common import tiny_run
 from helpers.reports import BYTES, STEP
+from shardlab.records import done
 from shardlab.records.reports import Attempt
 from shardlab.records.train_report import train_report
 from shardlab.settings import run_identity
@@ -18,7 +19,7 @@ SECONDS = [9.0, *[8.0] * (WARMUP_STEPS - 1), *range(1, 21)]
 
 
 def report(run, attempts=(), started=0, seconds=SECONDS, losses=(), **more):
-    steps = [STEP | {"step": number, "seconds": float(each)} for number, each in enumerate(seconds)]
+    steps = [STEP | {"step": number, "seconds": each} for number, each in enumerate(seconds)]
     steps = [step | {"loss": loss} for step, loss in zip_longest(steps, losses, fillvalue=1.0)]
     validations = [
         {"kind": "validation", "step": step, "loss": loss} for step, loss in ((0, 2.0), (len(steps) - 1, 3.0))
@@ -81,7 +82,8 @@ def test_the_mfu_is_of_all_devices():
     assert report(tiny_run("mlp")).mfu == pytest.approx(2 / 10.5)
     assert report(tiny_run("mlp", "ddp", 2)).mfu == pytest.approx(1 / 10.5)
     assert report(tiny_run("mlp", "mp", 2)).mfu == pytest.approx(1 / 10.5), "one rank that drives two"
-    assert report(tiny_run("mlp"), device_peak_flops=None).mfu is None
+    for unknown in ({"device_peak_flops": None}, {"flops_per_step": None}, {"seconds": [1.0] * WARMUP_STEPS}):
+        assert report(tiny_run("mlp"), **unknown).mfu is None
 
 
 @pytest.mark.parametrize(
@@ -94,14 +96,22 @@ def test_the_bubble_of_a_pipeline(name, ranks, pieces, bubble):
 
 
 def test_a_report_counts_the_steps_of_all_attempts():
-    """The first attempt ended 4 steps after its checkpoint of step 3, the second before any step, the third at its
-    checkpoint."""
-    attempts = [attempt(1, from_step=0, reached=7), attempt(2, reached=99), attempt(3, from_step=3, reached=8)]
-    found = report(tiny_run("mlp"), [*attempts, attempt(4, from_step=8)], started=8)
-    assert found.lost_steps == 4
-    assert found.wall_seconds == 100.0 + sum(SECONDS[:8])
+    """The second attempt ended before its first checkpoint, after 2 steps, the third 4 steps after its checkpoint of
+    step 3, the next one before any step, the fifth at its checkpoint. The time of a script's step may be unknown."""
+    attempts = [attempt(0, from_step=0), attempt(1, from_step=0, reached=2), attempt(2, from_step=0, reached=7)]
+    attempts += [attempt(3, reached=99), attempt(4, from_step=3, reached=8), attempt(5, from_step=8)]
+    found = report(tiny_run("mlp"), attempts, started=8, seconds=[None, *SECONDS[1:]])
+    assert found.lost_steps == 2 + 4
+    assert found.wall_seconds == 100.0 + sum(SECONDS[1:8])
     last = found.attempts[-1]
     assert (last.why, last.from_step, last.reached, last.first_step_at) == ("finished", 8, len(SECONDS), "t")
+
+
+def test_a_run_without_averages_has_not_changed(tmp_path):
+    for name in ("train.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    done.note(tmp_path.with_name(f"{tmp_path.name}.done"), tmp_path)
+    assert done.changed(tmp_path) is None
 
 
 def test_a_pipeline_s_rank_waits_until_the_slowest_is_done(monkeypatch):

@@ -1,6 +1,7 @@
 """The report's page and charts, from synthetic files."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,8 @@ def rows(**speeds):
         ),
         ({"single": (9, 4), "ddp": (2, 4)}, ["One device is the fastest", "suggests ddp: here it reaches 22%"]),
         ({"single": (1, 4), "tp": (2, 1)}, ["tp is the fastest: 2 samples/s, 1 MiB"]),
+        ({"tp": (10, 4), "fsdp": (9, 4)}, ["suggests fsdp: it holds here"]),
+        ({"tp": (1, 4), "pp": (2, 2), "cp": (math.nan, 1), "ep": (3, math.nan)}, ["Of 2 ", "pp is the fastest"]),
     ],
 )
 def test_advice_comes_from_the_figures(speeds, words):

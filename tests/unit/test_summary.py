@@ -532,6 +532,7 @@ def test_flipped_choices_of_experts_are_in_the_table_and_next_to_the_verdict(tmp
         ([{}, {"loss": None, "grad_norm": None}, {"loss": 0.5}], 0.0, None),
         ([{}, {"grad_norm": 9.0, "loss": 0.5}], 0.0, None),
         ([{"loss": 1.25}, {"loss": 0.5}], 0.25, None),
+        ([{}], 0.0, None),
     ],
 )
 def test_first_steps_and_runs_that_learn_nothing(tmp_path, changed, first, reason):

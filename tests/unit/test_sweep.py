@@ -149,7 +149,10 @@ def test_mean_deviation_and_the_best(tmp_path):
     assert found.validation_mean.tolist() == [4.0, 2.5, 3.0, 3.0]
     assert found.validation_std.tolist() == pytest.approx([1.0, 0.5, 0.0, 0.0])
     assert found.test_mean.tolist()[:2] == [3.0, 6.0]
+    assert {"metric_mean", "metric_std", "samples_per_second_mean", "samples_per_second_std"} < {*found}
     assert found.best.tolist() == [False, True, True, True]
+    easier = table.assign(workload=table.workload.str.replace("mnist", "mlp"), validation_loss=1.0)
+    assert sweep_table.table(pd.concat([table, easier])).best.tolist() == [*found.best, True, True, True, True]
     assert sweep_table.sentences(found)[0] == (
         "`single` x `mnist`: the lowest validation loss is 2.5 ± 0.5 (3 runs) with learning_rate 0.1."
     )

@@ -16,7 +16,7 @@ def train_report(
 ) -> TrainReport:
     """Build the report of a run from its settings, its metrics records, its attempts and other measurements."""
     reported = [record for record in records if record["kind"] == "attempt"]
-    started = reported[-1]["step"] if reported else 0
+    started = reported[-1]["step"]
     attempts = [attempt.model_copy() for attempt in attempts]
     if attempts:
         attempts[-1].why, attempts[-1].from_step, attempts[-1].reached = "finished", started, records[-1]["step"] + 1
@@ -69,8 +69,8 @@ def _utilization(run: Run, measured: dict[str, Any], seconds: float | None) -> f
 
 def _lost(attempts: Sequence[Attempt]) -> int:
     """Return the number of repeated steps."""
-    known = [attempt for attempt in attempts if attempt.from_step is not None]
-    return sum(max(0, (before.reached or 0) - (after.from_step or 0)) for before, after in pairwise(known))
+    known = [(each.from_step, each.reached or 0) for each in attempts if each.from_step is not None]
+    return sum(max(0, reached - start) for (_, reached), (start, _) in pairwise(known))
 
 
 def _step_statistics(steps: list[dict[str, Any]]) -> dict[str, Any]:
