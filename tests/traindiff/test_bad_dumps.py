@@ -7,10 +7,8 @@ from tiny_dumps import DOWN, GRADIENTS, TENSORS, UP, dump
 
 LEFT_OUT = "write all tensors in each file of a kind, also of a twin, or leave them out (--skip)."
 SHAPES = "merge its shards (--merge), or compare trainings of the same model."
-NAMES = (
-    "step0/gradients: the names of tensors differ, 1 only in other ({}) and 1 only in reference ({}); map them with "
-)
-NAMES += "--rename{}, or leave them out (--skip)."
+NAMES = "step0/gradients: the names of tensors differ, 1 only in other ({}) and 1 only in reference ({}); map them "
+NAMES += "with --rename{}, or leave them out (--skip)."
 
 
 def up(name, value=UP, file="gradients"):

@@ -133,11 +133,9 @@ DIFFERENT = {
         ({"clipped-0": times(2)}, {"clipped-0": TENSORS}),
         "clipped gradient (2 of 2, first down.weight); cause: a factor of 2.**",
     ),
-    "a state that weights do not explain": tuple(
-        [
-            [START | {"optimizer": STATE | {"up.weight//row": row}} for row in (UP[0].clone(), DOWN[0].clone())],
-            "optimizer state (1 of 2, first up.weight//row)",
-        ]
+    "a state that weights do not explain": (
+        [START | {"optimizer": STATE | {"up.weight//row": row}} for row in (UP[0].clone(), DOWN[0].clone())],
+        "optimizer state (1 of 2, first up.weight//row)",
     ),
     "an imaginary part": (
         [{"gradients": {"x": torch.complex(UP, sign * DOWN)}} for sign in (1, -1)],
@@ -175,7 +173,7 @@ def test_the_page_can_be_written_to_a_file(compare, tmp_path):
     assert (status, printed.count("\n")) == (1, 1)
     assert printed.strip() in (tmp_path / "page.md").read_text()
     taken = tmp_path / "page.md/page.md"
-    said = f"error: {taken} could not be written (Not a directory); name another place (--output).\n"
+    said = f"error: {taken} could not be written (File exists); name another place (--output).\n"
     assert compare({}, {}, "--output", taken) == (2, said.replace(f"{tmp_path}/", ""))
 
 
