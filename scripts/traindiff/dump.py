@@ -412,8 +412,7 @@ class Dump:
             self.suffix = ""
             if dist.is_initialized() and dist.get_world_size() > 1:
                 own = sorted(self._names().values())
-                ranks: list[Any] = [None] * dist.get_world_size()
-                dist.all_gather_object(ranks, own)
+                ranks = _gathered(own)
                 stages = [each for place, each in enumerate(ranks) if each not in ranks[:place]]
                 self.suffix = f".pp{stages.index(own)}" if len(stages) > 1 else ""
                 self.alike = [place for place, each in enumerate(ranks) if each == own]
@@ -468,9 +467,9 @@ class Dump:
     def _refuse_shards(self, plain: dict[str, Tensor]) -> None:
         """Raise a RuntimeError if ranks have other values of the same parameters, which no file could hold."""
         own = {name: (tuple(each.shape), float(each.detach().double().norm())) for name, each in plain.items()}
-        found = self._gathered(own)
-        for rank, other in found.items():
-            for name, (shape, norm) in other.items():
+        ranks = _gathered(own)
+        for rank in self.alike:
+            for name, (shape, norm) in ranks[rank].items():
                 if name in own and (shape != own[name][0] or abs(norm - own[name][1]) > 1e-6 * max(norm, own[name][1])):
                     raise RuntimeError(
                         f"{name} is not the same on this rank and on rank {rank}. If it is split over these ranks in "
@@ -491,24 +490,15 @@ class Dump:
     def _write_unreduced(self, own: dict[str, Tensor]) -> None:
         """Note each rank's norms; where ranks hold different gradients, write each rank's own. A collective."""
         norms = {name: float(value.double().norm()) for name, value in own.items()}
-        found = self._gathered(norms)
+        ranks = _gathered(norms)
+        found = [ranks[rank] for rank in self.alike]
         if len(found) < 2:
             return
-        self.facts["rank_norms"] = [math.hypot(*each.values()) for each in found.values()]
-        values = {
-            name: [each.get(name, 0.0) for each in found.values()] for name in {n for f in found.values() for n in f}
-        }
+        self.facts["rank_norms"] = [math.hypot(*each.values()) for each in found]
+        values = {name: [each.get(name, 0.0) for each in found] for name in {n for each in found for n in each}}
         if any(max(each) - min(each) > 1e-6 * max(each) for each in values.values()):
             self.folder.mkdir(parents=True, exist_ok=True)
             save_file(own, self.folder / f"unreduced-{self.step}.rank{dist.get_rank()}.safetensors")
-
-    def _gathered(self, own: Any) -> dict[int, Any]:
-        """Return what each rank with the same parameters has, by rank; a collective."""
-        if not dist.is_initialized():
-            return {0: own}
-        ranks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(ranks, own)
-        return {rank: ranks[rank] for rank in self.alike}
 
     def _write_after(self, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
         self._save(f"weights-{self.step}", self._kept(weights))
@@ -529,10 +519,7 @@ class Dump:
         facts = dict(self.facts)
         losses = [float(_whole(loss)) / self.scale for loss in self.losses]
         own = {"ids": self.batches, "losses": losses, "targets": facts.pop("targets", None)}
-        ranks: list[Any] = [own]
-        if dist.is_initialized():
-            ranks = [None] * dist.get_world_size()
-            dist.all_gather_object(ranks, own)
+        ranks = _gathered(own)
         if self.suffix not in ("", ".pp0"):
             return
         sums = [sum(each["losses"]) for each in ranks if each["losses"]]
@@ -621,11 +608,15 @@ def _has_engine_state(engine: Any, names: dict[Tensor, str]) -> bool:
         engine.optimizer._lazy_init_hp_params_optimizer_state()
     parts = [getattr(each, "_hp_mapping", None) for each in names]
     found = all({*ADAM} <= {*(part.optim_fragment or ())} for part in parts if part is not None)
-    ranks = [found]
+    return all(_gathered(found))
+
+
+def _gathered(own: Any) -> list[Any]:
+    """Return what each rank has; a collective."""
+    ranks = [own] * (dist.get_world_size() if dist.is_initialized() else 1)
     if dist.is_initialized():
-        ranks = [False] * dist.get_world_size()
-        dist.all_gather_object(ranks, found)
-    return all(ranks)
+        dist.all_gather_object(ranks, own)
+    return ranks
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -306,10 +306,6 @@ def explain(pair: Pair, stage: Stage) -> list[Formula]:
         a, b = 1 + fit.solved[0], fit.solved[1]
         text = f"{number(a)} times the reference's plus {number(b)}"
         found.append(Formula("scaled inputs", text, "values = a x the reference's + b", fit))
-    if not found and all(_is_permuted(*each, limit) for each in wrong):
-        values = sum(value.numel() for value, _ in wrong)
-        fit = Fit([], 0.0, values, 1)
-        found.append(Formula("permuted rows", row.name, "the reference's rows in another order", fit))
     return found
 
 
@@ -342,14 +338,3 @@ def _of_batch(value: Tensor, other: Tensor) -> Iterator[Formula]:
     filled = (other == FILLS["targets"]) & (value != FILLS["targets"])
     if bool(filled.any()) and torch.equal(value[~filled], other[~filled]):
         yield Formula("padding counts", "", "equal but where the reference has -100", fit)
-
-
-def _is_permuted(actual: Tensor, expected: Tensor, limit: float) -> bool:
-    """Return whether the rows of a tensor are those of the other one in another order."""
-    if actual.shape != expected.shape or actual.dim() < 2:
-        return False
-    size = actual.shape[-1]
-    # Along a random direction: rows that are normalized have the same length.
-    direction = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    rows, others = ((value.double().flatten(0, -2) @ direction).sort().values for value in (actual, expected))
-    return bool((rows - others).abs().max() <= limit * size**0.5)

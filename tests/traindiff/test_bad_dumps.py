@@ -6,171 +6,110 @@ import pytest
 from tiny_dumps import DOWN, GRADIENTS, TENSORS, UP, dump
 
 LEFT_OUT = "write all tensors in each file of a kind, also of a twin, or leave them out (--skip)."
+SHAPES = "merge its shards (--merge), or compare trainings of the same model."
+NAMES = "step0/gradients: the names of tensors differ, 1 only in other ({}) and 1 only in reference ({}); map them "
+NAMES += "with --rename{}, or leave them out (--skip)."
 
 
-@pytest.mark.parametrize(
-    ("twin", "says"),
-    [
-        ({"weights": TENSORS}, f"twin/step0/gradients.safetensors is missing, or down.weight in it; {LEFT_OUT}"),
-        ({"gradients": {"up.weight": UP}}, f"twin/step0/gradients is missing, or down.weight in it; {LEFT_OUT}"),
-        (
-            {"gradients": {name: value[:2] for name, value in TENSORS.items()}},
-            "down.weight is (2, 8) in twin and (4, 8) in reference; merge its shards (--merge), or compare trainings "
-            "of the same model.",
-        ),
-    ],
-)
-def test_a_twin_that_does_not_fit_is_one_sentence(compare, tmp_path, twin, says):
-    folder = dump(tmp_path / "twin", twin)
-    assert compare(GRADIENTS, GRADIENTS, "--twin", folder) == (2, f"error: {says}\n")
+def up(name, value=UP, file="gradients"):
+    return {file: {name: value}}
 
 
-BAD = {
-    "names": (
-        {"gradients": {"layer.up": UP}},
-        {"gradients": {"up": UP}},
-        [],
-        "step0/gradients: the names of tensors differ, 1 only in other (layer.up) and 1 only in reference (up); map "
-        "them with --rename '^layer\\.=', or leave them out (--skip).",
+TWINS = {
+    f"twin/step0/gradients.safetensors is missing, or down.weight in it; {LEFT_OUT}": {"weights": TENSORS},
+    f"twin/step0/gradients is missing, or down.weight in it; {LEFT_OUT}": up("up.weight"),
+    f"down.weight is (2, 8) in twin and (4, 8) in reference; {SHAPES}": {
+        "gradients": {name: value[:2] for name, value in TENSORS.items()}
+    },
+}
+DUMPS = {
+    NAMES.format("layer.up", "up", " '^layer\\.='"): (up("layer.up"), up("up")),
+    NAMES.format("up", "layer.up", " '^=layer.'"): (up("up"), up("layer.up")),
+    NAMES.format("layer.up", "up", ""): (
+        {"gradients": {"layer.up": UP, "x": DOWN}},
+        {"gradients": {"up": UP, "x": DOWN}},
     ),
-    "names below a module": (
-        {"gradients": {"up": UP}},
-        {"gradients": {"layer.up": UP}},
-        [],
-        "step0/gradients: the names of tensors differ, 1 only in other (up) and 1 only in reference (layer.up); map "
-        "them with --rename '^=layer.', or leave them out (--skip).",
+    f"up is (4, 4) in other and (8, 4) in reference; {SHAPES}": (up("up", UP[:4]), up("up")),
+    f"other/initial is missing, or down.weight in it; {LEFT_OUT}": (
+        *[up("up.weight", file="initial") | {"weights": TENSORS}] * 2,
     ),
-    "one name of two": (
-        {"gradients": {"layer.up": UP, "down": DOWN}},
-        {"gradients": {"up": UP, "down": DOWN}},
-        [],
-        "step0/gradients: the names of tensors differ, 1 only in other (layer.up) and 1 only in reference (up); map "
-        "them with --rename, or leave them out (--skip).",
+    f"up is (8, 4) in other/step0/weights and (2, 4) in other/initial; {SHAPES}": (
+        *[up("up", UP[:2], "initial") | up("up", file="weights")] * 2,
     ),
-    "shapes": (
-        {"gradients": {"up": UP[:4]}},
-        {"gradients": {"up": UP}},
-        [],
-        "up is (4, 4) in other and (8, 4) in reference; merge its shards (--merge), or compare trainings of the same "
-        "model.",
-    ),
-    "weights before a step": (
-        {"initial": {"up.weight": UP}, "weights": TENSORS},
-        {"initial": {"up.weight": UP}, "weights": TENSORS},
-        [],
-        f"other/initial is missing, or down.weight in it; {LEFT_OUT}",
-    ),
-    "shapes before a step": (
-        {"initial": {"up": UP[:2]}, "weights": {"up": UP}},
-        {"initial": {"up": UP[:2]}, "weights": {"up": UP}},
-        [],
-        "up is (8, 4) in other/step0/weights and (2, 4) in other/initial; merge its shards (--merge), or compare "
-        "trainings of the same model.",
-    ),
-    "steps": (
+    "other and reference have no step in common: steps 5 and steps 0; both must number their steps alike.": (
         {"gradients-5": TENSORS},
-        {"gradients-0": TENSORS},
-        [],
-        "other and reference have no step in common: steps 5 and steps 0; both must number their steps alike.",
-    ),
-    "kinds": (
-        {"weights": TENSORS},
         GRADIENTS,
-        [],
-        "other has weights, reference has gradients; they have none of these in common.",
     ),
-    "no kind of a step": (
+    "other has weights, reference has gradients; they have none of these in common.": ({"weights": TENSORS}, GRADIENTS),
+    "other and reference have no tensors of the same step and kind.": (
         {"weights-0": TENSORS, "gradients-1": TENSORS},
         {"weights-1": TENSORS, "gradients-0": TENSORS},
-        [],
-        "other and reference have no tensors of the same step and kind.",
     ),
-    "unused rename": (
-        GRADIENTS,
-        GRADIENTS,
-        ["--rename", "module.="],
-        "--rename 'module.' matches no tensor of other; one of the names is down.weight.",
+    "step0/optimizer: the names of tensors differ, 1 only in other (m.up//exp_avg) and 1 only in reference "
+    "(up//exp_avg); map them with --rename '^m\\.=', or leave them out (--skip).": (
+        up("m.up//exp_avg", file="optimizer-0"),
+        up("up//exp_avg", file="optimizer-0"),
     ),
-    "unused merge": (
-        GRADIENTS,
-        GRADIENTS,
-        ["--merge", "up=0"],
-        "--merge 'up' matches no tensor of other and reference; one of the names is down.weight.",
+    "other has no tensors in step0/gradients: they did not exist yet, or are kept elsewhere (as by DeepSpeed); "
+    "scripts/traindiff/dump.py writes them at the right time and finds them there.": (
+        {"weights-0": TENSORS, "gradients-0": {}},
+        {"weights-0": TENSORS, "gradients-0": TENSORS},
     ),
-    "unused skip": (
-        GRADIENTS,
-        GRADIENTS,
-        ["--skip", "qkv"],
-        "--skip 'qkv' matches no tensor of other and reference; one of the names is down.weight.",
-    ),
-    "two of a name": (
+    "a.x and b.x of other both become x; write --rename so that they differ.": (
         {"gradients": {"a.x": UP, "b.x": DOWN}},
-        {"gradients": {"x": UP}},
-        ["--rename", r"\w\.="],
-        "a.x and b.x of other both become x; write --rename so that they differ.",
+        up("x"),
+        *("--rename", r"\w\.="),
     ),
-    "shards that are not merged": (
-        {"gradients.tp0": {"up": UP[:4]}, "gradients.tp1": {"up": UP[4:]}},
-        {"gradients": {"up": UP}},
-        [],
-        "up differs between other/gradients.tp0.safetensors and gradients.tp1.safetensors: if these are shards, join "
-        "them with --merge 'up=DIM'; if not, all ranks should have the same values, but do not.",
+    "up differs between other/gradients.tp0.safetensors and gradients.tp1.safetensors: if these are shards, join them "
+    "with --merge 'up=DIM'; if not, all ranks should have the same values, but do not.": (
+        {f"gradients.tp{rank}": {"up": UP.chunk(2)[rank]} for rank in (0, 1)},
+        up("up"),
     ),
-    "shards that do not fit": (
+    "up cannot be joined along dimension 0 (--merge): (8, 3) and (8, 4) in other/gradients.tp0.safetensors and "
+    "gradients.tp1.safetensors.": (
         {"gradients.tp0": {"up": UP[:, :3]}, "gradients.tp1": {"up": UP}},
-        {"gradients": {"up": UP}},
-        ["--merge", "up=0"],
-        "up cannot be joined along dimension 0 (--merge): (8, 3) and (8, 4) in other/gradients.tp0.safetensors and "
-        "gradients.tp1.safetensors.",
+        up("up"),
+        *("--merge", "up=0"),
     ),
-    "no such dimension": (
+    "up cannot be joined along dimension 2 (--merge): (8, 4) and (8, 4) in other/gradients.tp0.safetensors and "
+    "gradients.tp1.safetensors.": (
         {"gradients.tp0": {"up": UP}, "gradients.tp1": {"up": UP}},
-        {"gradients": {"up": UP}},
-        ["--merge", "up=2"],
-        "up cannot be joined along dimension 2 (--merge): (8, 4) and (8, 4) in other/gradients.tp0.safetensors and "
-        "gradients.tp1.safetensors.",
+        up("up"),
+        *("--merge", "up=2"),
     ),
-    "no tensors": (
-        {"gradients": {}},
-        GRADIENTS,
-        [],
-        "the files of other have no tensors; traindiff.dump writes them.",
-    ),
-    "no name of a kind": (
-        {"epoch=0-step=1": TENSORS},
-        GRADIENTS,
-        [],
-        "epoch=0-step=1.safetensors: its name does not say what it contains; name it gradients-N.safetensors (or "
-        "clipped, optimizer, weights; N: the step, from 0), or initial.safetensors.",
-    ),
-    "no files": ({}, GRADIENTS, [], "other does not exist."),
-    "no replacement": (
-        GRADIENTS,
-        GRADIENTS,
-        ["--rename", "up"],
-        "--rename up: there is no '='; write it like this: --rename '^module\\.='.",
-    ),
-    "no expression": (
-        GRADIENTS,
-        GRADIENTS,
-        ["--merge", "*up=0"],
-        "--merge '*up' is not a regular expression (nothing to repeat at position 0).",
-    ),
-    "no group": (
-        GRADIENTS,
-        GRADIENTS,
-        ["--rename", r"up=\1"],
-        r"--rename 'up=\1': \1 is not a replacement (invalid group reference 1 at position 1).",
-    ),
-    "no dimension": (GRADIENTS, GRADIENTS, ["--merge", "up=rows"], "--merge 'up=rows': rows is not a number."),
-    "no degree": (GRADIENTS, GRADIENTS, ["--ranks", "dp=0"], "--ranks 'dp=0': 0 is not a positive number."),
+    "the files of other have no tensors; traindiff.dump writes them.": ({"gradients": {}}, GRADIENTS),
+    "epoch=0-step=1.safetensors: its name does not say what it contains; name it gradients-N.safetensors (or clipped, "
+    "optimizer, weights; N: the step, from 0), or initial.safetensors.": ({"epoch=0-step=1": TENSORS}, GRADIENTS),
+    "other does not exist.": ({}, GRADIENTS),
 }
+OPTIONS = {
+    "rename module.=": "'module.' matches no tensor of other; one of the names is down.weight.",
+    "merge up=0": "'up' matches no tensor of other and reference; one of the names is down.weight.",
+    "skip qkv": "'qkv' matches no tensor of other and reference; one of the names is down.weight.",
+    "rename up": "up: there is no '='; write it like this: --rename '^module\\.='.",
+    "merge *up=0": "'*up' is not a regular expression (nothing to repeat at position 0).",
+    r"rename up=\1": r"'up=\1': \1 is not a replacement (invalid group reference 1 at position 1).",
+    "merge up=rows": "'up=rows': rows is not a number.",
+    "ranks dp=0": "'dp=0': 0 is not a positive number.",
+}
+"""Options and what they are refused with, after their names."""
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_sentence(compare, case):
-    other, reference, options, sentence = BAD[case]
-    assert compare(other, reference, *options) == (2, f"error: {sentence}\n")
+@pytest.mark.parametrize("sentence", DUMPS)
+def test_bad_dumps_are_one_sentence(compare, sentence):
+    assert compare(*DUMPS[sentence]) == (2, f"error: {sentence}\n")
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_bad_options_are_one_sentence(compare, option):
+    name, value = option.split()
+    assert compare(GRADIENTS, GRADIENTS, f"--{name}", value) == (2, f"error: --{name} {OPTIONS[option]}\n")
+
+
+@pytest.mark.parametrize("sentence", TWINS)
+def test_a_twin_that_does_not_fit_is_one_sentence(compare, tmp_path, sentence):
+    twin = dump(tmp_path / "twin", TWINS[sentence])
+    assert compare(GRADIENTS, GRADIENTS, "--twin", twin) == (2, f"error: {sentence}\n")
 
 
 def test_damaged_files_and_empty_folders_are_one_sentence(compare, tmp_path):
