@@ -122,8 +122,8 @@ FAULTS = [
     Fault(
         "the norm leaves out the experts (Megatron #5916)",
         NATIVE,
-        "gradients = [real(local(p.grad)) for p in parameters if p.grad is not None]",
-        "gradients = [real(local(p.grad)) for p in parameters if p.grad is not None and p.dim() < 3]",
+        "gradients = [local(p.grad) for p in parameters if p.grad is not None]",
+        "gradients = [local(p.grad) for p in parameters if p.grad is not None and p.dim() < 3]",
         reference("moe"),
     ),
 ]
