@@ -25,6 +25,17 @@ LAYERS = {
     (f"{S}runs/attempts.py",): ("tests/unit/test_attempts.py", "tests/unit/test_attempt_history.py"),
     (f"{S}data/order.py",): ("tests/unit/test_order.py",),
     (f"{S}settings/learning_rate.py",): ("tests/unit/test_learning_rate.py",),
+    (f"{S}records/train_report.py", f"{S}records/done.py"): (
+        "tests/unit/test_records.py",
+        "tests/unit/test_summary.py",
+        "tests/unit/test_attempts.py",
+        "tests/unit/test_initial_weights.py",
+    ),
+    (f"{S}report/recommendation.py", f"{S}report/sweep_table.py"): (
+        "tests/unit/test_report.py",
+        "tests/unit/test_sweep.py",
+    ),
+    (f"{S}proof/of_workload.py",): ("tests/unit/test_model_folders.py",),
     (f"{S}records/manifest.py",): ("tests/unit/test_checkpoints.py",),
     (f"{S}records/script_lines.py",): ("tests/unit/test_script_contract.py",),
     (f"{S}runs/slurm.py",): ("tests/unit/test_slurm_limits.py", "tests/unit/test_slurm_reattach.py"),

@@ -101,17 +101,13 @@ def test_what_a_proof_does_not_show_is_said():
 def test_a_table_of_proofs_ends_with_what_to_do_and_counts():
     proofs = [
         prove.Proof("tp", "equal", "", 2e-16, 0.5, 1.0),
-        prove.Proof("pp", "differs", "x differs", 0.25, 1.0, 2.0),
+        prove.Proof("pp", "differs", "x", 0.25, 1.0, 2.0),
         prove.Proof("cp", "refused", "no", seconds=3.0),
-        prove.Proof("ep", "failed", "it stops", seconds=4.0),
+        prove.Proof("ep", "failed", "no", seconds=4.0),
     ]
-    assert [proof_table.line(proof).split() for proof in proofs] == [
-        ["tp", "equal", "2e-16", "50%", "1.0", "s"],
-        ["pp", "differs", "2e-01", "100%", "2.0", "s", "x", "differs"],
-        ["cp", "refused", "3.0", "s", "no"],
-        ["ep", "failed", "4.0", "s", "it", "stops"],
-    ]
-    do = "pp: x differs; a stage gets less than the layers read: leave `pp` out, or use tp."
+    said = " ".join(" ".join(proof_table.line(proof).split()) for proof in proofs)
+    assert said == "tp equal 2e-16 50% 1.0 s pp differs 2e-01 100% 2.0 s x cp refused 3.0 s no ep failed 4.0 s no"
+    do = "pp: x; a stage gets less than the layers read: leave `pp` out, or use tp."
     assert proof_table.summary(proofs) == [do, "1 equal, 1 differs, 1 refused, 1 failed"]
     assert proof_table.summary(proofs[:1]) == ["1 equal"]
     assert all("or train on one device" in proof_table.remedy(axis, []) for axis in ("tp", "ep", "cp", "pp"))
@@ -231,12 +227,10 @@ def proofs(tmp_path_factory):
     """{case: (verdict, reason)} of faulty_proofs.py."""
     folder = tmp_path_factory.mktemp("tiny")
     tiny_config.write(transformers.LlamaConfig(), folder)
-    transformers.ApertusConfig().save_pretrained(folder / "apertus")
-    (folder / "run.json").write_text(tiny_run(folder / "apertus", "single").model_dump_json())
     transformers.OPTConfig().save_pretrained(folder / "opt")
     mixed = tiny_run(folder / "opt", "single", written=Written([], {}, "instruction_tuning"))
     (folder / "mixed.json").write_text(mixed.model_dump_json())
-    files = [str(folder), str(folder / "run.json"), str(folder / "mixed.json")]
+    files = [str(folder), str(folder / "mixed.json")]
     for task, config in (("summarization", transformers.T5Config), ("classification", transformers.ViTConfig)):
         config().save_pretrained(folder / task)
         other = tiny_run(folder / task, "single", written=Written([], {}, task))
@@ -254,21 +248,11 @@ def proofs(tmp_path_factory):
     [
         ("ddp", "equal", "^100%$"),
         ("not_reduced", "differs", r"gradient of model\.layers\.\*\.mlp\.up_proj\.weight differs by"),
-        ("scaled_on_one_rank", "differs", r"gradient of model\.layers\.\*"),
         ("crashed", "failed", "ZeroDivisionError: of one rank"),
         ("after_the_crash", "equal", "^5[01]%$"),
         ("updated_twice", "differs", "update of "),
         ("counted_twice", "differs", r"gradient norm differs by 41 % \(0 of 39 gradients; the loss is equal\)$"),
         ("doubled_loss", "differs", r"^loss differs by 100 % \(0 of 39 gradients; the loss, too\)$"),
-        ("narrow", "differs", "of its largest value"),
-        ("equal", "equal", "None"),
-        (
-            "refused",
-            "differs",
-            r"at tiny sizes .*act_fn\.alpha_[np] differs by \d+ % \(8 of 51 gradients; the",
-        ),
-        ("alike", "differs", ""),
-        ("again", "0", ""),
         *((f"packed_{name}", "equal", "") for name in ("single", "tp", "pp", "cp", "cp_ulysses", "cp_ring")),
         *((f"{task}_{name}", "equal", "") for task in ("summarization", "classification") for name in ("fsdp", "tp")),
         ("classification_pp", "equal", ""),

@@ -38,6 +38,7 @@ def report(run, attempts=(), started=0, seconds=SECONDS, losses=(), **more):
         "traffic": [{"axis": "pp", "collective": name, "bytes": size} for name, size in (("send", 2.0), ("sum", 3.0))],
     }
     records = [
+        {"kind": "attempt", "step": 0, "time": "before"},
         *steps[:1],
         validations[0],
         {"kind": "attempt", "step": started, "time": "t"},
