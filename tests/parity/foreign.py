@@ -63,24 +63,15 @@ class LowRankChain(Chain):
 
 
 class AveragingChain(Chain):
-    """Each stage follows the mean of its inputs in a saved buffer and counts its calls in three ways."""
+    """Each stage has a batch norm, which also takes one sample."""
 
     class Averaged(nn.Module):
         def __init__(self, width: int) -> None:
             super().__init__()
-            self.linear, self.calls = nn.Linear(width, width), 0
-            self.register_buffer("mean", torch.zeros(width))
-            self.register_buffer("saved", torch.tensor(0))
-            self.register_buffer("count", torch.tensor(0.0), persistent=False)
+            self.linear, self.norm = nn.Linear(width, width), nn.BatchNorm1d(8)
 
         def forward(self, h: Tensor) -> Tensor:
-            if self.training:
-                self.calls += 1
-                self.saved += 1
-                self.count = self.count + 1
-                self.mean.lerp_(h.detach().mean(0), 0.1)
-            h = h + F.gelu(self.linear(h - self.mean.clone()))
-            return h * (1 + 0.01 * self.calls + 0.001 * float(self.count) + 1e-4 * float(self.saved))
+            return h + F.gelu(self.linear(self.norm(h.unflatten(-1, (8, -1))).flatten(-2)))
 
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()

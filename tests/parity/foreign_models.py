@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations, prune, spectral_norm
+from torch.nn.utils import parametrizations, prune
 
 ENGINES = ("single", "ddp", "fsdp", "zero1", "zero3")
 
@@ -158,62 +158,6 @@ class BatchNorm(Layers):
         return self.norm(h)
 
 
-@foreign("buffers_in_forward")
-class CountedSteps(Layers):
-    """Counts of steps, each kept in another way, and masks of columns from generators of random numbers.
-
-    In a buffer of two modules that is changed in place, in saved and other buffers that are replaced, and in a Python
-    number; one generator is an attribute, of the other the state is a buffer of bytes.
-    """
-
-    def __init__(self, **sizes):
-        super().__init__(**sizes)
-        steps = torch.tensor(0.0)
-        self.first.register_buffer("steps", steps)
-        self.last.register_buffer("steps", steps)
-        self.register_buffer("replaced", torch.tensor(0))
-        self.register_buffer("unsaved", torch.tensor(0.0), persistent=False)
-        self.calls, self.generator = 0, torch.Generator().manual_seed(5)
-        self.register_buffer("state", torch.Generator().manual_seed(7).get_state())
-
-    def between(self, h):
-        if not self.training:
-            return h * (self.last.steps + 2 * self.replaced) / 10
-        self.first.steps += 1
-        self.replaced = self.replaced + 1
-        self.unsaved = self.unsaved + 1
-        self.calls += 1
-        generator = torch.Generator()
-        generator.set_state(self.state.cpu())
-        for each in (self.generator, generator):
-            h = h * (torch.rand(16, generator=each) > 0.2).to(h)
-        self.state.copy_(generator.get_state())
-        return h * (0.1 * self.last.steps + 0.2 * self.replaced + 0.3 * self.unsaved + 0.4 * self.calls)
-
-
-@foreign("buffers_in_forward", ranks=OWN_SAMPLES)
-class ReplacedAverages(Layers):
-    """Moving averages that are replaced, not changed in place."""
-
-    def __init__(self, **sizes):
-        super().__init__(**sizes)
-        self.register_buffer("center", torch.zeros(16))
-
-    def between(self, h):
-        if self.training:
-            self.center = 0.9 * self.center + 0.1 * h.detach().mean(0)
-        return h - self.center
-
-
-@foreign("buffers_in_forward", statistics=("first.weight_u", "first.weight_v"))
-class SpectralHook(Layers):
-    """Spectral norm as a hook (torch.nn.utils.spectral_norm)."""
-
-    def __init__(self, **sizes):
-        super().__init__(**sizes)
-        spectral_norm(self.first)
-
-
 # sometimes_unused: parameters without a gradient in some or all steps
 
 UNUSED = {"ddp": "refused: never depends on (pooler.bias, pooler.weight)"}
@@ -227,36 +171,6 @@ class UnusedPooler(Layers):
     def __init__(self, **sizes):
         super().__init__(**sizes)
         self.pooler = nn.Linear(16, 16)
-
-
-@foreign("sometimes_unused", blocks=("first", "even"), **SOMETIMES)
-class TakingTurns(Layers):
-    """Two modules that take turns, step by step."""
-
-    def __init__(self, **sizes):
-        super().__init__(**sizes)
-        self.even, self.odd = nn.Linear(16, 16), nn.Linear(16, 16)
-        self.register_buffer("steps", torch.tensor(0))
-
-    def between(self, h):
-        if not self.training:
-            return (self.even(h) + self.odd(h)) / 2
-        self.steps += 1
-        return self.odd(h) if self.steps % 2 else self.even(h)
-
-
-@foreign("sometimes_unused", **SOMETIMES)
-class LateModule(Layers):
-    """A module that joins at the sixth step."""
-
-    def __init__(self, **sizes):
-        super().__init__(**sizes)
-        self.late = nn.Linear(16, 16)
-        self.register_buffer("steps", torch.tensor(0))
-
-    def between(self, h):
-        self.steps += self.training
-        return h if self.steps < 6 else h + self.late(h)
 
 
 class Experts(Layers):
@@ -564,18 +478,6 @@ class MaskOfWeight(Layers):
         return self.last(F.gelu(F.linear(x, weight, self.first.bias)))
 
 
-@foreign(
-    "constructors",
-    statistics=("first.parametrizations.weight.0._u", "first.parametrizations.weight.0._v"),
-)
-class SpectralNorm(Layers):
-    """Spectral norm (parametrizations): vectors made from a weight."""
-
-    def __init__(self, **sizes):
-        super().__init__(**sizes)
-        parametrizations.spectral_norm(self.first)
-
-
 @foreign("constructors")
 class ManyWays(Layers):
     """Weights drawn by apply(), scaled through .data, copied under no_grad, or from NumPy, and buffers like these.
@@ -645,6 +547,27 @@ class FrequencyFilter(Layers):
 
     def between(self, h):
         return torch.fft.ifft(torch.fft.fft(h) * self.filter).real
+
+
+@foreign("refused", every="refused: besides the statistics of batch norm (calls, first.steps, generator and 3 more)")
+class CountedSteps(Layers):
+    """Counts of steps, each kept in another way, a parameter that is set, and a generator of random numbers."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.first.register_buffer("steps", torch.tensor(0.0))
+        self.register_buffer("replaced", torch.tensor(0))
+        self.register_buffer("unsaved", torch.tensor(0.0), persistent=False)
+        self.scale = nn.Parameter(torch.ones(16), requires_grad=False)
+        self.calls, self.generator = 0, torch.Generator().manual_seed(5)
+
+    def between(self, h):
+        self.first.steps += 1
+        self.replaced = self.replaced + 1
+        self.unsaved = self.unsaved + 1
+        self.scale.mul_(0.9)
+        self.calls += 1
+        return h * self.scale * torch.rand(16, generator=self.generator)
 
 
 @foreign("refused", every="refused: the constructor of model number_of_weight reads a weight")

@@ -92,8 +92,8 @@ class Case:
         return run.model_copy(update={"model": model})
 
 
-RESUMED_IN_SHORT = Case("ddp", "averaging_chain")
-"""Its ranks have other samples, so buffers that a step does not share, or that a resume does not restore, differ."""
+RESUMED_IN_SHORT = Case("fsdp", "averaging_chain")
+"""Its ranks have other samples, so statistics that a step does not share, or a resume not restore, differ."""
 
 
 def is_long(case):
@@ -130,7 +130,7 @@ CASES += [Case(strategy, "low_rank_chain") for strategy in CHAINS]
 CASES.append(Case("zero2", "low_rank_chain", "float32"))
 CASES.append(Case("fsdp", "precise_block", "float32", ("first",)))  # the root has parameters of two types
 # Ranks that use other parameters than the others, in some steps, or never; a batch norm of all ranks' samples.
-UNUSED_BY_SOME = ("unused_pooler", "taking_turns", "skipped_experts")
+UNUSED_BY_SOME = ("unused_pooler", "skipped_experts")
 CASES += [Case(s, name, key="find_unused_parameters") for s in ("ddp", "fsdp") for name in UNUSED_BY_SOME]
 CASES += [Case(s, "batch_norm", key="sync_batch_norm") for s in ("ddp", "fsdp", "hsdp")]
 CASES += [Case(s, "batch_norm", "float32", key="sync_batch_norm") for s in ("zero1", "zero3")]
@@ -276,6 +276,8 @@ def test_a_resumed_training_is_the_same(results, case):
     assert [step["step"] for step in steps(resumed)] == [2, 3]
     for key in ("loss", "grad_norm"):
         assert [step[key] for step in steps(resumed)] == [step[key] for step in steps(whole)[2:]]
+    ours, expected = (json.loads((path / "train.json").read_text())["validation_loss"] for path in (resumed, whole))
+    assert ours == expected, "computed by all ranks, each with its own buffers"
     ours, expected = (load_file(path / "model.safetensors") for path in (resumed, whole))
     assert ours.keys() == expected.keys()
     for name, value in ours.items():
@@ -314,11 +316,12 @@ def test_a_recomputation_changes_nothing(results, case):
 
 @with_marks([case for case in CASES if case.model == "averaging_chain"], is_long)
 def test_a_stage_counts_the_micro_batches_that_it_trains_on(results, case):
-    """Not the pass with which PyTorch infers a pipeline's shapes, on uninitialized inputs, nor evaluation."""
+    """Not the pass with which PyTorch infers a pipeline's shapes, on uninitialized inputs."""
     weights = load_file(results / case.name / "model.safetensors")
     micro_batches = case.run().options.n_microbatches if case.run().mesh.pipelined else 1
-    assert [int(weights[f"layers.{number}.saved"]) for number in range(4)] == [4 * micro_batches] * 4
-    assert all(float(weights[f"layers.{number}.mean"].abs().max()) < 10 for number in range(4))
+    counts = [int(weights[f"layers.{number}.norm.num_batches_tracked"]) for number in range(4)]
+    assert counts == [4 * micro_batches] * 4
+    assert all(float(weights[f"layers.{number}.norm.running_mean"].abs().max()) < 10 for number in range(4))
 
 
 @with_marks(REFUSED, is_long)

@@ -228,7 +228,7 @@ def test_when_a_checkpoint_is_due(trained, tmp_path, monkeypatch):
     )
     clock = mock.Mock(return_value=1000.0)
     monkeypatch.setattr(checkpoint, "time", mock.Mock(monotonic=clock))
-    kinds = ("weights_state", "optimizer_state", "local_state.changed")
+    kinds = ("weights_state", "optimizer_state")
     state = {f"{kind}.return_value": {} for kind in kinds}
     made = [run.model_copy(update={"recipe": recipe}), None, mock.Mock(**state), World(0, 1, torch.device("cpu"))]
     checkpointer = checkpoint.Checkpointer(*made, tmp_path, mock.Mock())

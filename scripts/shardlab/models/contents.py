@@ -50,7 +50,7 @@ def check_drawn(run: Run, model: nn.Module) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])
     theirs = dict(_unsaved(other))
-    differing = [name for name, value in _unsaved(model) if not _same(value, theirs.get(name))]
+    differing = [name for name, value in _unsaved(model) if not same(value, theirs.get(name))]
     if differing:
         raise UserError(
             f"the constructor of model {run.model.name} draws {', '.join(differing[:SHOWN])}, which no file of weights "
@@ -66,7 +66,7 @@ def _unsaved(model: nn.Module) -> Iterator[tuple[str, Any]]:
         yield from ((_joined(prefix, key), value) for key, value in values)
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.is_meta or other.is_meta:
         return isinstance(one, Tensor) or bool(one == other or one != one)
     return one.shape == other.shape and bool(((one == other) | (one != one)).all())

@@ -16,10 +16,10 @@ from shardlab.models.declared import completed
 from shardlab.models.weights import materialize
 from shardlab.parallel import parallelize
 from shardlab.runtime import optimizers
+from shardlab.runtime.batch_statistics import SharedBuffers
 from shardlab.runtime.device import wait
 from shardlab.runtime.distributed import World
 from shardlab.runtime.dtensors import local, plain
-from shardlab.runtime.module_state import LocalState, SharedBuffers
 from shardlab.runtime.tasks import MicroBatch, Outputs, Task
 from shardlab.runtime.weight_average import EMA, WeightAverage
 from shardlab.settings.types import Run
@@ -75,7 +75,6 @@ class NativeEngine:
     def ready(self, wrapped: list[nn.Module]) -> None:
         """Finish once the parts have their weights; ``wrapped``: the module to call instead of each part."""
         self.models = wrapped
-        self.local_state = LocalState(self.parts)
         self.buffers = SharedBuffers(self.parts, self._stage_group)
         self.groups = _by_placement(self.parameters())
         self.counted = _by_placement({name: value for name, value in self.parameters().items() if self.owns(name)})

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._guards import detect_fake_mode as fake_mode
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.errors import UserError
 from shardlab.models import matching
 from shardlab.patches.torch_modules import around_forward
+from shardlab.runtime.batch_statistics import Recomputation, tracked
 from shardlab.runtime.distributed import World
-from shardlab.runtime.module_state import Recomputation, Snapshot
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import Run
@@ -179,27 +178,25 @@ def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> No
         forward = torch.compile(module.forward, backend=recipe.compile_backend)
         module.forward = forward  # type: ignore[method-assign]
         if recipe.activation_checkpointing != "none":
-            module.forward = _refusing_changes(module, forward)  # type: ignore[method-assign]
+            module.forward = _refusing_statistics(module, forward)  # type: ignore[method-assign]
     if modules:
         count = "the model" if recipe.compile == "model" else f"{len(modules)} blocks"
         log.info("Applied torch.compile to %s, backend %s", count, recipe.compile_backend)
 
 
-def _refusing_changes(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a compiled forward, whose first call must not change the module: a recomputation that is compiled, wholly
-    or in parts, repeats some of the changes.
+def _refusing_statistics(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a compiled forward, whose first call checks that no batch norm changes its statistics: a recomputation
+    that is compiled, wholly or in parts, may change them again.
     """
 
     def first(*args: Any, **keywords: Any) -> Any:
-        before = Snapshot(module)
-        outputs = forward(*args, **keywords)
-        module.forward = forward  # type: ignore[method-assign]
-        if not fake_mode() and (change := before.first_change()):
+        if any(each.training for each in tracked(module)):
             raise UserError(
-                f"recipe.activation_checkpointing and recipe.compile: a forward pass changes {change}, and compiled "
-                "code would change it again in the recomputation; set one of the two to none."
+                "recipe.activation_checkpointing and recipe.compile: a forward pass changes the statistics of batch "
+                "norm, and compiled code would change them again in the recomputation; set one of the two to none."
             )
-        return outputs
+        module.forward = forward  # type: ignore[method-assign]
+        return forward(*args, **keywords)
 
     return first
 

@@ -16,9 +16,9 @@ from torch.distributed import pipelining
 from shardlab.models import contents
 from shardlab.models._chain import INPUTS, Chain, stages_with
 from shardlab.parallel.native import NativeEngine
+from shardlab.runtime.batch_statistics import statistics_kept
 from shardlab.runtime.device import generators_kept, wait
 from shardlab.runtime.dtensors import local, plain
-from shardlab.runtime.module_state import Snapshot
 from shardlab.runtime.tasks import MicroBatch, Outputs
 from shardlab.settings import torch_releases
 from shardlab.settings.pipeline_schedules import boundaries
@@ -105,7 +105,7 @@ class TimedStage(pipelining.PipelineStage):
 
     def _compute_outputs(self, *args: Any, module: nn.Module, **options: Any) -> Any:
         """Infer shapes: PyTorch runs the stage on uninitialized inputs."""
-        with Snapshot(module).in_place(), generators_kept(self.device):
+        with statistics_kept(module), generators_kept(self.device):
             return super()._compute_outputs(*args, module=module, **options)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:

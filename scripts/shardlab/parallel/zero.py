@@ -23,8 +23,8 @@ from shardlab.models.weights import check_weights, materialize, open_weights, re
 from shardlab.parallel import batch_norm, parallelize
 from shardlab.patches import deepspeed_startup
 from shardlab.runtime import optimizers, trial
+from shardlab.runtime.batch_statistics import SharedBuffers
 from shardlab.runtime.distributed import World
-from shardlab.runtime.module_state import LocalState, SharedBuffers
 from shardlab.runtime.tasks import MicroBatch, Outputs, Task
 from shardlab.runtime.weight_average import EMA, WeightAverage
 from shardlab.settings.deepspeed import sized
@@ -139,7 +139,6 @@ class ZeroEngine:
             if name in self.unused:
                 parameter.register_hook(partial(_refuse, run, name))
         self.parts = [self.plain]
-        self.local_state = LocalState(self.parts)
         self.buffers = SharedBuffers(self.parts, world.stage_group())
         log.info("Applied DeepSpeed ZeRO stage %d over %d ranks", run.zero_stage, world.size)
         if not self.precision.is_full:

@@ -6,7 +6,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from shardlab.runtime.module_state import LocalState
 from shardlab.runtime.tasks import MicroBatch
 from shardlab.settings.types import Run
 
@@ -24,8 +23,6 @@ class Engine(Protocol):
     """Number of trainable values in the whole model."""
     parts: list[nn.Module]
     """The plain model on this rank, or the parts of it that this rank holds."""
-    local_state: LocalState
-    """What the forward passes of this rank change, and no other rank has."""
     scales_loss: bool
     """True if a loss scaler skips steps whose gradients overflow, and then lowers its scale (fp16)."""
 

@@ -1,18 +1,19 @@
-"""What only a forward pass shows of a model: its output's type, and the parameters that the loss depends on."""
+"""What only a forward pass shows of a model: its output's type, what it changes, what the loss depends on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.errors import UserError
 from shardlab.models import contents
 from shardlab.models.weights import allocate
+from shardlab.runtime.batch_statistics import statistics_kept, tracked
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.types import Run
 
@@ -23,7 +24,7 @@ PASSES, ROWS = 6, 2
 def find_properties(run: Run, task: Task, model: nn.Module) -> dict[str, list[str]]:
     """Return the properties (see models/contents.py) that a model with weights shows on the first training samples.
 
-    Only graphs are looked at: there is no backward pass, and no gradient in memory. Buffers are restored.
+    Only graphs are looked at: there is no backward pass, and no gradient in memory. Batch norm's statistics are kept.
 
     Raises:
         UserError: the model returns something else than tasks take.
@@ -31,14 +32,18 @@ def find_properties(run: Run, task: Task, model: nn.Module) -> dict[str, list[st
     blocks = contents.blocks_of(run, model)
     blocks = [block for block in blocks if block not in contents.shared_outside(model, blocks)]
     passes = []
-    with _restored(model), contents.read_outside(model, blocks) as outside:
-        drawn = _generators(task.device)
+    with _restored(model), statistics_kept(model), contents.read_outside(model, blocks) as outside:
+        drawn, tensors = _generators(task.device), _tensors(model)
+        attributes: dict[str, Any] = {}
         for number in range(PASSES):
             rows = np.arange(number * ROWS, (number + 1) * ROWS) % task.samples("train")
             passes.append({*_unused(run, task, model, task.micro_batch("train", rows))})
+            attributes = attributes or _attributes(model)  # the first pass may keep what the others need
+        changing = _differing(tensors, _tensors(model)) + _differing(attributes, _attributes(model))
         random = [] if _generators(task.device) == drawn else contents.dropouts(model, run.model.args)
     never = set.intersection(*passes)
-    properties = {"outside": outside, "unused": never, "unused_sometimes": set.union(*passes) - never, "random": random}
+    properties = {"changing": changing, "outside": outside, "unused": never}
+    properties |= {"unused_sometimes": set.union(*passes) - never, "random": random}
     return {key: sorted(names) for key, names in properties.items() if names}
 
 
@@ -84,15 +89,36 @@ def _generators(device: torch.device) -> list[list[int]]:
     return [state.tolist() for state in states]
 
 
+def _tensors(model: nn.Module) -> dict[str, Any]:
+    """Return copies of the saved buffers but for batch norm's statistics, and how often each parameter was changed."""
+    statistics = {id(buffer) for each in tracked(model) for buffer in each.buffers(recurse=False)}
+    buffers = {
+        name: value.clone() for name, value in contents.saved_buffers(model).items() if id(value) not in statistics
+    }
+    return buffers | {name: value._version for name, value in model.named_parameters()}
+
+
+def _attributes(model: nn.Module) -> dict[str, Any]:
+    """Return copies of the other buffers, and of numbers, tensors and states of generators among the attributes."""
+    saved = contents.saved_buffers(model)
+    found: dict[str, Any] = {name: value.clone() for name, value in model.named_buffers() if name not in saved}
+    for prefix, module in model.named_modules():
+        for key, value in vars(module).items():
+            value = value.get_state() if isinstance(value, torch.Generator) else value
+            if isinstance(value, Tensor | int | float):
+                found[f"{prefix}.{key}".lstrip(".")] = value.detach().clone() if isinstance(value, Tensor) else value
+    return found
+
+
+def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in before.items() if not contents.same(value, after.get(name))]
+
+
 @contextmanager
 def _restored(model: nn.Module) -> Iterator[None]:
-    """Restore buffers, the mode and the state of the random numbers afterwards."""
-    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    """Restore the mode and the state of the random numbers afterwards."""
     was_training = model.training
     model.train()
     with torch.random.fork_rng():
         yield
     model.train(was_training)
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(kept[name])

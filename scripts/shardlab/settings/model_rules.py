@@ -95,7 +95,7 @@ RULES = {
         "trained parameters of several dtypes in one module, or of another one in the model itself",
         {"fsdp": "FSDP reduces one dtype at a time; give those of another to a submodule, or use ddp"},
     ),
-    "made": Rule("persistent buffers made from parameters (spectral norm, masks)"),
+    "made": Rule("persistent buffers made from parameters (masks)"),
     "made_unsaved": Rule(
         "other values made from parameters in the constructor",
         dict.fromkeys(
@@ -115,6 +115,10 @@ RULES = {
     "sparse": Rule(
         "embeddings with sparse gradients",
         dict.fromkeys(EVERY, "the optimizers take dense gradients; leave out sparse=True"),
+    ),
+    "changing": Rule(
+        "values that a forward pass changes, besides the statistics of batch norm",
+        dict.fromkeys(EVERY, "ranks and micro-batches would each have their own; compute these from the inputs"),
     ),
     "outside": Rule(
         "parameters of a module of `blocks` that are used outside of its forward",

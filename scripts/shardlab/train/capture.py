@@ -31,7 +31,6 @@ from shardlab.records import manifest
 from shardlab.runtime import distributed
 from shardlab.runtime.batches import Step
 from shardlab.runtime.dtensors import local
-from shardlab.runtime.module_state import Snapshot
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.runtime.weight_average import EMA
 from shardlab.settings.types import Run
@@ -319,8 +318,7 @@ class _Recorder:
 def _gradients_of_samples(run: Run, data: Path, initial: Path, folder: Path, like: Run, steps: int) -> str:
     """Write the gradient of each part of each sample of the steps' losses, or return why there are none.
 
-    In a model of its own: forward passes may change a model (batch norm, counters), which then would not be the one
-    whose steps are written.
+    In a model of its own: forward passes change the statistics of batch norm, which the steps' files have.
     """
     state = loop.set_up(run, data, initial, folder / "run_of_samples", {}, loop.TrainOptions(restart=True))
     engine = cast(NativeEngine, state.engine)
@@ -329,15 +327,12 @@ def _gradients_of_samples(run: Run, data: Path, initial: Path, folder: Path, lik
         for number in range(steps):
             if number:
                 _load(engine, folder / f"step{number - 1}/weights.safetensors")
-            before = Snapshot(*engine.parts)
             rows, metadata = [], []
             for sample, part, batch in _parts(state, like, number):
-                before.put_back()
                 engine.forward_backward(MicroBatch(batch, 1, 1), 1 / state.steps[number].targets, last=True)
                 rows.append({name: value.flatten()[kept[name]].cpu() for name, value in engine.gradients()})
                 metadata.append((sample, int(state.task.targets_in(batch)), part))
                 engine.zero_grad()
-            before.put_back()
             if rows:
                 tensors = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
                 tensors |= {name + capture_files.INDEX: kept[name].cpu() for name in tensors}

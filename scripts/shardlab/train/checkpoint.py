@@ -31,8 +31,6 @@ from shardlab.settings.types import Run
 from shardlab.train.evaluation import check_finite, mean_loss
 
 BEST = "best.safetensors"
-LOCAL = "local"
-"""Kind of the tensors ``local/RANK/NAME``: what only that rank has (see module_state.py)."""
 
 
 def save_whole(engine: Engine, path: Path, *, main: bool, averaged: bool = False) -> str | None:
@@ -110,7 +108,6 @@ class Checkpointer:
         kinds = {
             "weights": self.engine.weights_state(to_write=True),
             "optimizer": self.engine.optimizer_state(to_write=True),
-            LOCAL: {f"{self.world.rank}/{name}": v for name, v in self.engine.local_state.changed().items()},
         }
         tensors = {
             f"{kind}/{name}": _copy(weights.on_disk(weights.in_one_piece(value)))

@@ -24,24 +24,19 @@ from shardlab.runtime.batches import micro_batches
 from shardlab.runtime.device import device_for_rank
 from shardlab.runtime.distributed import World
 from shardlab.runtime.engine import Engine
-from shardlab.runtime.module_state import kept
 from shardlab.runtime.tasks import Batch, Task
 from shardlab.settings.types import Run
 
 
 @torch.no_grad()
 def mean_loss(task: Task, engine: Engine, split: str, batch_size: int, world: World) -> float:
-    """Return the loss per target over a whole split, each sample once, divided among the data-parallel ranks.
-
-    Leaves no trace in the training, not even in a module that counts its calls.
-    """
+    """Return the loss per target over a whole split, each sample once, divided among the data-parallel ranks."""
     engine.train(False)
     batches = order.in_order(task.samples(split), batch_size)
     total = torch.zeros((), dtype=torch.float64, device=world.device)
-    with kept(engine.parts):
-        for batch in batches:
-            for micro in micro_batches(task, engine, split, batch, batch_size, 1, world):
-                total += engine.loss(micro)
+    for batch in batches:
+        for micro in micro_batches(task, engine, split, batch, batch_size, 1, world):
+            total += engine.loss(micro)
     engine.train(True)
     return float(world.sum(total)) / sum(task.targets(split, batch) for batch in batches)
 

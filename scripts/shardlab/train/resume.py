@@ -1,6 +1,5 @@
 """Resuming: from the newest valid checkpoint, or from a given one of any strategy on any number of ranks."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from shardlab.runtime.engine import Engine
 from shardlab.runtime.tasks import Task
 from shardlab.settings.run_identity import difference, flat, identity_of, of_numbers
 from shardlab.settings.types import Run
-from shardlab.train.checkpoint import BEST, LOCAL
+from shardlab.train.checkpoint import BEST
 
 FREE = (
     "epochs",
@@ -138,12 +137,6 @@ def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, 
     tensors = engine.weights_state()
     _load(folder, "weights", tensors, world)
     engine.load_weights(tensors)
-    if state := saved[LOCAL]:
-        rank = world.rank if checkpoint.world_size == world.size else None
-        own = _of_this_rank(state, engine.local_state.names, rank)
-        tensors = {key: torch.empty_like(state[key], device="cpu") for key in own.values()}
-        _load(folder, LOCAL, tensors, world)
-        engine.local_state.load({name: tensors[key] for name, key in own.items()})
     if world.is_rank0:
         output.mkdir(parents=True, exist_ok=True)
         (output / BEST).unlink(missing_ok=True)
@@ -156,20 +149,13 @@ def _saved(folder: Path) -> dict[str, dict[str, Tensor]]:
     """Return names and shapes of a checkpoint's tensors by kind, as tensors on the meta device."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    tensors: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}, LOCAL: {}}
+    tensors: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}}
     for full_name, value in (
         HuggingFaceStorageReader(str(folder / "shards")).read_metadata().state_dict_metadata.items()
     ):
         kind, _, name = full_name.partition("/")
         tensors[kind][name] = torch.empty(value.size, dtype=value.properties.dtype, device="meta")  # type: ignore[union-attr]
     return tensors
-
-
-def _of_this_rank(saved: Iterable[str], names: Iterable[str], rank: int | None) -> dict[str, str]:
-    """Return the keys ``RANK/NAME`` of what this rank takes, by name: its own; with None, those of the first rank."""
-    by_rank = sorted((key.partition("/") for key in saved), key=lambda key: int(key[0]), reverse=True)
-    writers = {name: writer for writer, _, name in by_rank if rank is None or int(writer) == rank}
-    return {name: f"{writers[name]}/{name}" for name in names if name in writers}
 
 
 def _load(folder: Path, kind: str, tensors: dict[str, Tensor], world: World) -> None:
