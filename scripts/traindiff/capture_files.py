@@ -34,20 +34,16 @@ class InputError(Exception):
     """A dump or an option that cannot be used; the message names it and what would work."""
 
 
-def read_json(path: Path, what: str, remedy: str) -> Any:
+def read_json(path: Path) -> Any:
     """Read a file of JSON.
 
     Raises:
-        InputError: it is missing, cannot be read or is not JSON; the message ends with ``remedy``.
+        InputError: it is missing, cannot be read or is not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing ({what}); {remedy}.") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({what}: {error.strerror}); {remedy}.") from None
-    except ValueError as error:
-        raise InputError(f"{path} is damaged ({what} is not JSON: {error}); {remedy}.") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}); write it again.") from None
 
 
 def rank_file(folder: Path, step: int, rank: int) -> Path:
@@ -133,7 +129,7 @@ class Capture:
         self.folder = folder
         self.about: dict[str, Any] = {}
         if (folder / NAME).exists():
-            self.about = read_json(folder / NAME, "capture", "make it again")
+            self.about = read_json(folder / NAME)
 
     @property
     def steps(self) -> list[int]:
@@ -258,7 +254,7 @@ class RankStep:
         self._whole_sequences: list[str] = capture.about["whole_sequences"]
         path = rank_file(capture.folder, step, rank)
         self.tensors = Tensors(path)
-        self.notes = read_json(path.with_suffix(".json"), "capture", "make it again")
+        self.notes = read_json(path.with_suffix(".json"))
 
     @property
     def place(self) -> dict[str, int]:

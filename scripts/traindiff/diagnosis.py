@@ -88,8 +88,8 @@ def diagnose(pair: Pair) -> Diagnosis:
     if first is None:
         return Diagnosis(pair, compared, notes=notes)
     view = View(pair, first)
-    causes = _causes(view, compared)
-    places = _places(view, compared, causes)
+    causes = _causes(view)
+    places = _places(view, causes)
     return Diagnosis(pair, compared, first, causes, places, view.tried, _hints(view, causes), notes)
 
 
@@ -118,7 +118,7 @@ def _updates_are_equal(pair: Pair, stage: Stage) -> bool:
         if _equal(own) if own and not updates else _equal(updates):
             return True
         # All names are others: the samples are the same ones if a formula holds for the gradient.
-        return _is_disjoint(pair, stage.step) and any(bool(_causes(View(pair, each), [])) for each in own if each.wrong)
+        return _is_disjoint(pair, stage.step) and any(bool(_causes(View(pair, each))) for each in own if each.wrong)
     moved = any(
         bool(pair.reference.updates(stage.step)(row.name).any())
         for u in updates
@@ -152,7 +152,7 @@ def _equal(found: list[Stage]) -> bool:
 # Causes
 
 
-def _causes(view: View, compared: list[Stage]) -> list[Formula]:
+def _causes(view: View) -> list[Formula]:
     stage, pair = view.stage, view.pair
     if any(row.note for row in stage.wrong) and stage.kind in TENSORS:
         # A state that only one has: of parameters that are not updated?
@@ -177,7 +177,7 @@ def _causes(view: View, compared: list[Stage]) -> list[Formula]:
     if stage.kind == "norm":
         return _of_norm(view)
     if stage.kind in ("loss", "reported loss"):
-        return _of_loss(view, compared)
+        return _of_loss(view)
     if stage.kind == "schedule":
         return _of_rate(view)
     if stage.kind == "restored checkpoint":
@@ -276,7 +276,7 @@ def _parts_of_norm(pair: Pair, step: int) -> dict[str, float]:
     return found | {f"of the part of rank {rank} ": square / whole for rank, square in enumerate(of_reference)}
 
 
-def _of_loss(view: View, compared: list[Stage]) -> list[Formula]:
+def _of_loss(view: View) -> list[Formula]:
     """The loss alone: a factor, or that of one rank's micro-batch."""
     row = view.stage.wrong[0]
     alone = view.stage.kind == "reported loss" or _is_alone(view)
@@ -332,7 +332,7 @@ def _of_rate(view: View) -> list[Formula]:
 # Places
 
 
-def _places(view: View, compared: list[Stage], causes: list[Formula]) -> list[str]:
+def _places(view: View, causes: list[Formula]) -> list[str]:
     """Return what the place shows."""
     pair, stage = view.pair, view.stage
     found = []
@@ -351,10 +351,6 @@ def _places(view: View, compared: list[Stage], causes: list[Formula]) -> list[st
             found.append(f"`{stage.wrong[0].module}` is a {classes[0]}.")
     elif stage.kind not in (*TENSORS, "samples"):
         found += [f"{row.name}: {row.note}." for row in stage.wrong if row.note]
-    if stage.kind == "norm" and any(
-        each.step == stage.step and each.kind == "gradient" and each.rows for each in compared
-    ):
-        found.append("The gradients are equal; the norm that is taken of them is not.")
     if stage.kind == "initial weights":
         found.append("The trainings do not begin with the same weights: all later differences follow from that.")
     if stage.kind == "weights before it":
@@ -366,12 +362,6 @@ def _places(view: View, compared: list[Stage], causes: list[Formula]) -> list[st
     if stage.kind == "gradient":
         found += _of_losses(view, causes)
     found += _disagreements(pair, max(stage.step, 0))
-    later = [each.kind for each in compared if each.step == stage.step and each.wrong and each is not stage]
-    equal = [each.kind for each in compared if each.step == stage.step and each.rows and not each.wrong]
-    if (before := equal[: _index(compared, stage)]) and stage.step >= 0:
-        found.append(f"Equal before it in this step: {listed(before, 9)}.")
-    if later:
-        found.append(f"It goes on to: {listed(dict.fromkeys(later), 9)}.")
     return [each for each in found if each]
 
 
@@ -388,11 +378,6 @@ def _of_losses(view: View, causes: list[Formula]) -> list[str]:
             "or backward pass."
         )
     return found
-
-
-def _index(compared: list[Stage], stage: Stage) -> int:
-    own = [each for each in compared if each.step == stage.step and each.rows]
-    return sum(not each.wrong for each in own[: own.index(stage)])
 
 
 def _of_names(view: View) -> list[str]:

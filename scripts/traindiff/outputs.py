@@ -239,16 +239,17 @@ def _most(value: Tensor) -> float:
 
 def _note(where: Where, rank: RankStep, micro: int, positions: Any, features: Any, off: Tensor, limit: float) -> None:
     wrong = ~(off <= limit)
-    _mark(where.ranks, [rank.rank], wrong.any().reshape(1))
-    _mark(where.samples, rank.samples(micro), wrong.flatten(1).any(1) if off.dim() > 1 else wrong)
+    _mark(where, "sample", rank.samples(micro), wrong.flatten(1).any(1) if off.dim() > 1 else wrong)
     if positions is not None and off.dim() > 1:
-        _mark(where.positions, positions.tolist(), wrong.transpose(0, 1).flatten(1).any(1))
+        _mark(where, "position", positions.tolist(), wrong.transpose(0, 1).flatten(1).any(1))
     if off.dim() > 1 and (positions is None or off.dim() > 2):
         names = features if features is not None else torch.arange(off.shape[-1])
-        _mark(where.features, names.tolist(), wrong.flatten(0, -2).any(0))
+        _mark(where, "feature", names.tolist(), wrong.flatten(0, -2).any(0))
+    _mark(where, "rank", [rank.rank], wrong.any().reshape(1))
 
 
-def _mark(found: dict[int, bool], names: list[int], wrong: Tensor) -> None:
+def _mark(where: Where, kind: str, names: list[int], wrong: Tensor) -> None:
+    found = where.places.setdefault(kind, {})
     for name, is_wrong in zip(names, wrong.tolist(), strict=False):
         found[name] = found.get(name, False) or is_wrong
 
@@ -259,12 +260,7 @@ def places(stage: Stage) -> list[str]:
     found = []
     if stage.kind == "output" and stage.before:
         found.append(f"The previous output, that of {stage.before.module or 'the model'}, is equal.")
-    for name, each in (
-        ("sample", where.samples if where else {}),
-        ("position", where.positions if where else {}),
-        ("feature", where.features if where else {}),
-        ("rank", where.ranks if where else {}),
-    ):
+    for name, each in where.places.items() if where else ():
         wrong = [place for place, is_wrong in each.items() if is_wrong]
         if len(wrong) < len(each):
             rows = " (rows of the prepared data)" * (name == "sample")

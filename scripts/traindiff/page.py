@@ -78,11 +78,8 @@ def _stages(found: Diagnosis) -> list[str]:
     if found.first is not None:
         shown = [stage for stage in shown if stage.step in (found.first.step, found.first.step - 1)]
     else:
-        worst: dict[str, Stage] = {}
-        for stage in shown:
-            best = worst.get(stage.kind)
-            worst[stage.kind] = stage if best is None or _share(stage) > _share(best) else best
-        shown = [*worst.values()]
+        kinds = dict.fromkeys(stage.kind for stage in shown)
+        shown = [max((stage for stage in shown if stage.kind == kind), key=_share) for kind in kinds]
     lines = [
         "| step | stage | compared | largest difference | tolerance | |",
         "| --- | --- | --- | --- | --- | --- |",

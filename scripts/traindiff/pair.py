@@ -39,10 +39,7 @@ NUMBERS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF
 class Where:
     """Where a module's outputs differ: for each sample, position, feature and rank that was compared."""
 
-    samples: dict[int, bool] = field(default_factory=dict)
-    positions: dict[int, bool] = field(default_factory=dict)
-    features: dict[int, bool] = field(default_factory=dict)
-    ranks: dict[int, bool] = field(default_factory=dict)
+    places: dict[str, dict[int, bool]] = field(default_factory=dict)
     values: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """(actual, reference) of each rank and micro-batch."""
 

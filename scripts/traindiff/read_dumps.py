@@ -108,7 +108,7 @@ class Dump(Capture):
     def _shown(self) -> dict[int, dict[str, Any]]:
         paths = self.folder.rglob("*.json") if self.folder.is_dir() else []
         found = {int(number[1]): path for path in sorted(paths) if (number := SHOWN.fullmatch(path.name))}
-        values = {step: read_json(path, "record of a step", "write it again") for step, path in found.items()}
+        values = {step: read_json(path) for step, path in found.items()}
         return {step: value for step, value in values.items() if isinstance(value, dict)}
 
 

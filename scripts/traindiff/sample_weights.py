@@ -301,26 +301,18 @@ def _label(block: object) -> str:
 
 
 def _table(samples: Samples, weights: list[float], partition: Partition | None) -> list[str]:
-    """Return a table of the weights of the samples, or of blocks where these are too many."""
-
-    def shown(weight: float) -> str:
-        return f"{weight if abs(weight) > 1e-6 * max(map(abs, weights)) else 0.0:.6g}"
-
-    if len(weights) > LISTED and partition:
-        blocks = dict(zip(partition.labels, weights, strict=True))
-        rows = [[_label(block), shown(weight)] for block, weight in blocks.items()]
-        head = [partition.kind, "weight"]
-    else:
-        head = ["sample", *["targets"] * bool(samples.targets), *([partition.kind] if partition else []), "weight"]
-        rows = [
-            [
-                samples.label(row),
-                *map(str, samples.targets[row : row + 1]),
-                *([_label(partition.labels[row])] if partition else []),
-                shown(weight),
-            ]
-            for row, weight in enumerate(weights)
+    """Return a table of the weights of the samples."""
+    most = max(map(abs, weights))
+    head = ["sample", *["targets"] * bool(samples.targets), *([partition.kind] if partition else []), "weight"]
+    rows = [
+        [
+            samples.label(row),
+            *map(str, samples.targets[row : row + 1]),
+            *([_label(partition.labels[row])] if partition else []),
+            f"{weight if abs(weight) > 1e-6 * most else 0.0:.6g}",
         ]
+        for row, weight in enumerate(weights)
+    ]
     lines = [head, ["---"] * len(head), *rows[:LISTED]]
     if len(rows) > LISTED:
         lines.append([f"and {len(rows) - LISTED} more", *[""] * (len(head) - 1)])

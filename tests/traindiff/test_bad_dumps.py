@@ -121,6 +121,9 @@ def test_damaged_files_and_empty_folders_are_one_sentence(compare, tmp_path):
     status, said = compare({}, GRADIENTS)
     assert status == 2
     assert re.fullmatch(r"error: other/gradients.safetensors is not a safetensors file \(.*\); write it again.\n", said)
+    (tmp_path / "other/step-0.json").write_text("{")
+    assert re.match(r"error: other/step-0.json cannot be read \(.*\); write it again.\n", compare(GRADIENTS, {})[1])
+    (tmp_path / "other/step-0.json").unlink()
     whole = (tmp_path / "reference/gradients.safetensors").read_bytes()
     (tmp_path / "other/gradients.safetensors").write_bytes(whole[:-8])
     assert compare({}, GRADIENTS)[0] == 2

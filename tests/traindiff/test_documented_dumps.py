@@ -59,7 +59,7 @@ def shown(document):
 def test_the_page_of_the_readme_is_what_its_example_prints(blocks, monkeypatch, capsys):
     status, page = compared(blocks, monkeypatch, capsys, "dumps/two", "dumps/one")
     assert status == 1
-    assert len(shown(README)) == 12
+    assert len(shown(README)) == 9
     assert {*shown(README)} <= {*page.splitlines()}
 
 
