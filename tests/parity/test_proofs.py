@@ -122,6 +122,8 @@ def test_lengths_are_those_that_the_model_reads():
     config = transformers.Gemma3TextConfig(use_bidirectional_attention=True)
     config.sliding_window = 32  # of which the library writes another number
     assert tiny_config.about(config) == ["of sequences that exceed: sliding_window 32"]
+    config = transformers.SmolLM3Config(use_sliding_window=False, sliding_window=16)
+    assert tiny_config.about(config) == ["lengths without effect on the tiny model: sliding_window 16"]
     config = transformers.LlamaConfig(sliding_window=16)
     assert tiny_config.about(config, unread=["sliding_window"]) == [
         "keys of config.json without effect: sliding_window"

@@ -130,7 +130,25 @@ def test_that_weights_are_quantized_is_said(tmp_path, capsys):
     path = transformers_models.make("llama", tmp_path) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | quantized))
     create(tmp_path)
-    assert "quantized, and train as the float32 values that they stand for" in capsys.readouterr().out
+    assert "names a quantization; what the library reads trains in float32" in capsys.readouterr().out
+
+
+def test_weights_that_are_no_floating_point_numbers_are_refused(tmp_path):
+    path = transformers_models.make("llama", tmp_path) / "model.safetensors"
+    save_file(load_file(path) | {"model.norm.weight": torch.ones(32, dtype=torch.int8)}, path, {"format": "pt"})
+    with pytest.raises(UserError, match=r"no floating-point numbers of 16 bits or more \(model\.norm\.weight\)"):
+        create(tmp_path)
+
+
+def test_a_head_of_its_own_is_that_of_the_file(tmp_path):
+    CONFIG_MAPPING["t5"]().save_pretrained(tmp_path)
+    config, _ = _transformers.configuration(tmp_path, {"tie_word_embeddings": False})  # as T5 1.1 and Flan-T5
+    tiny_config.write(config, tmp_path)
+    model = _transformers.create("summarization", str(tmp_path), {}, pretrained=False)
+    assert model.lm_head.weight is not model.shared.weight
+    model.save_pretrained(tmp_path)
+    again = _transformers.create("summarization", str(tmp_path), {}, pretrained=True)
+    assert torch.equal(again.lm_head.weight, model.lm_head.weight)
 
 
 def test_only_what_the_library_ties_has_to_be_one(tmp_path):
@@ -282,7 +300,7 @@ def test_heads_that_differ_by_layer_are_read_of_each_layer(tmp_path):
     assert contents.inspect(completed(run, model), model)["indivisible"] == ["num_attention_heads 3"]
 
 
-@pytest.mark.parametrize("kind", ["resnet", "convnextv2", "clip"])
+@pytest.mark.parametrize("kind", ["resnet", "convnextv2", "clip", "swin"])
 def test_a_tiny_classifier_takes_its_pictures(tmp_path, kind):
     tiny_config.write(CONFIG_MAPPING[kind](), tmp_path)
     run = tiny_run(tmp_path, "single", written=Written([], {}, "classification"))
@@ -316,10 +334,10 @@ def test_sizes_that_nobody_foresaw_are_one_sentence(tmp_path, monkeypatch):
         check_model.main()
     (proof,) = of_workload.check(tiny_run(tmp_path, "single"), ["fsdp"], tmp_path / "proofs.json")
     assert proof.verdict == "failed"
-    assert proof.reason.endswith("could be made: tuple index out of range")
+    assert proof.reason.endswith("tiny model that trains: tuple index out of range")
     words.clear()
     (proof,) = of_workload.check(tiny_run(tmp_path, "single"), ["fsdp"], tmp_path / "proofs.json")
-    assert proof.reason.endswith("could be made: IndexError"), "an error without a word"
+    assert proof.reason.endswith("tiny model that trains: IndexError"), "an error without a word"
 
 
 @pytest.mark.parametrize("kept", ["", "{}"])
@@ -441,8 +459,8 @@ def test_keys_of_published_files_are_taken_also_as_the_library_writes_them(tmp_p
             ["rms_norm_epsilon", "num_kv_heads"],
         ),
         (
-            LLAMA | {"sliding_window": 16, "rope_scaling": {"type": "linear", "factor": 2.0, "beta_fats": 32}},
-            ["sliding_window", "rope_scaling.beta_fats"],
+            LLAMA | {"sliding_window": 16, "rope_scaling": {"type": "linear", "factor": 2.0, "spiral": 32}},
+            ["sliding_window", "rope_scaling.spiral"],
         ),
         ({"model_type": "t5gemma", "encoder": {"sliding_window": 16, "sliding_windw": 8}}, ["encoder.sliding_windw"]),
         ({"model_type": "qwen3_moe", "head_dim": 64, "mlp_only_layers": []}, []),  # head_dim is no field

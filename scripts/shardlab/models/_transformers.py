@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
@@ -26,6 +26,7 @@ from shardlab.models._library_chain import as_chain, example, on_fake_tensors
 from shardlab.models._positions import Largest, follow
 from shardlab.models._sequence import largest_of
 from shardlab.models.declared import layer_lists
+from shardlab.models.weights import FLOATS
 from shardlab.patches.torch_modules import around_forward
 from shardlab.patches.transformers_values import grouped_experts, no_packed_samples, unexpected_weights
 from shardlab.settings.pretrained import read_keys
@@ -115,7 +116,9 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
         )
     if pretrained:
         if quantized:
-            print(f"note: the weights of {folder} are quantized, and train as the float32 values that they stand for")
+            print(f"note: config.json of {folder} names a quantization; what the library reads trains in float32")
+        if {value.dtype for value in model.parameters()} == {torch.float32, torch.bfloat16}:
+            model.float()  # what is dequantized is in bfloat16
         _check_weights(folder, model, loaded, unexpected, task)
     # In its class, not by a wrapper around the model: the weights keep the names that the library knows.
     largest, lists = Largest(), layer_lists(model)
@@ -181,10 +184,10 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpecte
             f"describe ({len(shapes)} tensors): {', '.join(wrong)}; correct the sizes, name a folder that "
             f"{kind}.save_pretrained wrote, or draw new weights with `pretrained: false` under `model:`."
         )
-    if packed := {name for name, value in model.named_parameters() if value.dtype != torch.float32}:
+    if packed := _of_other_types(folder, model):
         raise UserError(
-            f"the weights in {folder} are quantized ({_first(packed)}), which no strategy trains; name a folder of "
-            "weights that are not, or draw new ones with `pretrained: false` under `model:`."
+            f"the weights in {folder} are no floating-point numbers of 16 bits or more ({_first(packed)}), which no "
+            "strategy trains; name a folder of others, or draw new ones with `pretrained: false` under `model:`."
         )
     if infinite := {name for name, value in model.named_parameters() if not value.isfinite().all()}:
         raise UserError(f"the weights in {folder} are not finite ({_first(infinite)}); make that folder again.")
@@ -199,6 +202,20 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpecte
         print(f"note: {type(model).__name__} does not use {_first(unused)} of {folder}")
     if new:
         print(f"note: {_first(new)} of {folder} are drawn anew, for the {model.config.num_labels} classes of the data")
+
+
+def _of_other_types(folder: str, model: nn.Module) -> set[str]:
+    """Return the parameters that a model has in another type than float32, or that files have in one that is no type of
+    weights, without a quantization that says what they stand for.
+    """
+    found = {name for name, value in model.named_parameters() if value.dtype != torch.float32}
+    if hasattr(model.config, "quantization_config"):
+        return found
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for path in Path(folder).glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            found |= {name for name in names & {*file.keys()} if file.get_slice(name).get_dtype() not in FLOATS}
+    return found
 
 
 def _first(names: set[str]) -> str:
@@ -232,6 +249,8 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
             f"{folder}/config.json: {key} has no effect in {type(config).__name__}; did you mean {meant}? Write that, "
             f"or remove {key}."
         )
+    if written.get("tie_word_embeddings") is False:  # which T5's class takes for a scale of its own alone
+        config.tie_word_embeddings = False
     layers, before = (getattr(each, "num_hidden_layers", 1) for each in (config, unchanged))
     if isinstance(layers, int) and layers < 1:
         raise UserError(f"{folder}/config.json: num_hidden_layers is {layers}; a model has at least one layer.")
@@ -259,6 +278,8 @@ def _written(folder: str | Path, args: Mapping[str, Any]) -> dict[str, Any]:
     return read_keys(Path(folder)) | {OURS.get(key, key): value for key, value in args.items()}
 
 
+IN_POSITIONS = 0.85
+"""The same for keys of rotary positions, of which the library has a list."""
 EARLIER = ("rope_scaling", "rope_theta", "partial_rotary_factor")
 """Keys of published files that the library makes ``rope_parameters`` of."""
 CLOSE_NUMBER, CLOSE = 0.7, 0.92
@@ -401,13 +422,13 @@ def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator
             yield from _misspelled(vars(config)[key], value)
         if isinstance(value, dict) and key in POSITIONS:
             for _, wrong, absent in _unknown_of_positions(value):
-                yield from ((wrong, meant) for meant in get_close_matches(wrong, absent, n=1, cutoff=CLOSE))
+                yield from ((wrong, meant) for meant in get_close_matches(wrong, absent, n=1, cutoff=IN_POSITIONS))
         if not _is_ignored(config, key):
             continue
         cutoff = CLOSE_NUMBER if type(value) is int else CLOSE
         earlier = [name for name in EARLIER if "rope_parameters" in names and name not in values]
         close = get_close_matches(key, free, n=1, cutoff=cutoff) + get_close_matches(key, earlier, n=1, cutoff=CLOSE)
-        close += [name for name in free if _spells_out(key, name)]
+        close += [name for name in free if _spells_out(key, name) or sorted(name) == sorted(key)]
         meant = next(iter(close), None)
         if meant and vars(config).get(kind.attribute_map.get(meant, meant)) != value:
             yield key, meant
@@ -484,8 +505,8 @@ def _logits(names: tuple[str, ...], largest: Largest, forward: Callable[..., Any
         if positions is not None:  # without a mask, the library takes those that begin again for another document
             named["position_ids"] = positions
             of_whole = largest_of(positions), positions.shape[1]
-        if mask is not None:
-            named["attention_mask"] = mask
+        if mask is not None:  # some models subtract it
+            named["attention_mask"] = mask.long() if mask.dtype == torch.bool and mask.dim() == 2 else mask
         largest.of_tokens, largest.longest = of_whole
         try:
             outputs: Tensor = forward(model, **named, return_dict=True).logits

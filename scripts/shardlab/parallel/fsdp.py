@@ -70,7 +70,8 @@ def apply(
     if options.wrap_parameters is not None:
         blocks = [block for block in _large(model, options.wrap_parameters) if not isinstance(block, FSDPModule)]
     apart = of_another_type(model, dtype)
-    blocks = [block for block in blocks if block not in apart]
+    # What is inside another block is a unit of its own: it comes first.
+    blocks = [block for block in reversed([*model.modules()]) if block in {*blocks} - {*apart}]
     exact = [(module, MixedPrecisionPolicy()) for module in apart]
     for module, precision in (*exact, *((block, inside) for block in blocks), (model, outside)):
         fully_shard(

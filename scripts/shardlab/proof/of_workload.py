@@ -27,6 +27,8 @@ from shardlab.settings.types import Run, Strategy
 LARGEST = 2
 """Degree of each axis in a proof: more ranks prove nothing more, if key heads are fewer than the ranks here, too."""
 
+NO_TINY_MODEL = "there is no tiny model that trains"
+
 
 def check(run: Run, names: Iterable[str], kept: Path, tensor_parts: int = 1) -> list[Proof]:
     """Return the proofs that these strategies train a tiny model of a run's class as one process does. Of strategies
@@ -47,7 +49,7 @@ def check(run: Run, names: Iterable[str], kept: Path, tensor_parts: int = 1) -> 
         proofs = [*_proofs(run, strategies, known, tensor_parts)]
     except Exception as error:  # of the library, too, which checks sizes in many ways
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = f"no tiny model of {run.model.name} could be made: {lines[0].rstrip('.')}"
+        reason = f"{NO_TINY_MODEL}: {lines[0].rstrip('.')}"
         proofs = [Proof(name, "failed", reason) for name in strategies]
     packed = is_packed(run.task)
     equal = [proof.strategy for proof in proofs if proof.verdict == "equal"]
@@ -69,6 +71,8 @@ def _why(proof: Proof, equal: list[str], *, packed: bool) -> str:
     if proof.verdict == "differs":
         one = "its documents one at a time" if packed else "one process"
         return f"at tiny sizes a step is not that of {one}: {proof.reason}; {use}."
+    if proof.reason.startswith(NO_TINY_MODEL):
+        use = "train on one device, or by ddp or fsdp"
     return f"it could not be proven at tiny sizes ({proof.reason}); {use}."
 
 

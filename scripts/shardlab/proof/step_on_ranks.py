@@ -96,6 +96,8 @@ def _other_loss(model: nn.Module, tokens: Tensor) -> str:
     loss = outputs.loss.double()
     if any(torch.isclose(loss, each.double(), rtol=LOSS_TOLERANCE, atol=0.0) for each in (shifted, in_place)):
         return ""
+    if not loss.isfinite():
+        return f"the loss of the tiny model is {loss:.4f}: a value of config.json makes it so."
     return (
         f"the library's own loss is {loss:.4f} at tiny sizes, where the cross-entropy is {shifted:.4f}: config.json "
         "asks for another term, which no strategy trains; set its coefficient to 0 under `model:` of the workload's "

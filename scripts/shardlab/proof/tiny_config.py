@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging
@@ -19,7 +20,8 @@ from transformers.utils import logging
 from shardlab.errors import UserError
 from shardlab.models._library_chain import example, on_fake_tensors
 from shardlab.models._transformers import CLASSES, EXPERTS_PER_TOKEN
-from shardlab.proof.tiny_runs import LENGTH, PICTURE, VOCABULARY
+from shardlab.proof.step_on_ranks import NOISE
+from shardlab.proof.tiny_runs import LENGTH, LOWEST, PICTURE, VOCABULARY
 
 LAYERS, WIDTH, HEADS, GROUPS, HEAD, ROTARY, HIDDEN, EXPERTS = 4, 64, 4, 2, 16, 8, 96, 4
 MOST_LAYERS = 2 * LAYERS
@@ -28,10 +30,14 @@ POSITIONS = 4 * LENGTH
 """Positions of a table, which no sequence exceeds."""
 PICTURES = (PICTURE, 2 * PICTURE, 4 * PICTURE, 8 * PICTURE)
 """Pixels of a side: the fewest that a model takes."""
+WINDOW = 2
+"""Patches of a side of a window in a picture: its windows divide it at each stage."""
 CROSSED = LENGTH - 2
 """Number of positions beyond which a model computes otherwise: a sequence exceeds it, and so does one of two parts that
 have its head and tail, or its halves, but not the other.
 """
+NEVER = 10**9
+"""A length that no sequence exceeds."""
 NUMBER_OF_LAYERS = re.compile(
     r"num_hidden_layers|n_layers?|num_layers|num_blocks|(decoder|encoder)_layers|num_decoder_layers"
 )
@@ -128,7 +134,9 @@ def tiny(config: PreTrainedConfig, *, fill: bool = False, longest: int | None = 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # warnings about sizes that are nobody's
 
     def made_with(positions: int, picture: int) -> PreTrainedConfig:
-        return type(config)(**_Rules(fill, longest, positions, picture).shrunk(config.to_dict(), None))
+        made = type(config)(**_Rules(fill, longest, positions, picture).shrunk(config.to_dict(), None))
+        made.tie_word_embeddings = config.tie_word_embeddings  # see models/_transformers.configuration
+        return made
 
     try:
         if task_of(config) == "classification":
@@ -159,6 +167,7 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
         for key, value in values
         if any(re.fullmatch(pattern, key) for pattern in lengths) and 1 < value < (longest or math.inf)
     ]
+    idle = [name for name in exceeded if not _is_exercised(config, name.partition(" ")[0], longest)]
     rates = [f"{key} {value}" for key, value in values if RATES.fullmatch(key) and value > 0]
     known = [re.compile(pattern) for pattern, _ in (*LENGTHS, *SIZES)]
     known += [NUMBER_OF_LAYERS, MAXIMUM, RATES, INDICES_OF_LAYERS]
@@ -171,11 +180,44 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
     ]
     sentences = {
         "keys of config.json without effect": unread,
-        "of sequences that exceed": exceeded,
+        "of sequences that exceed": [name for name in exceeded if name not in idle],
+        "lengths without effect on the tiny model": idle,
         "not exercised, as no rule knows whether it is a length": unknown,
         "proven without dropout and noise": rates,
     }
     return [f"{sentence}: {', '.join(found)}" for sentence, found in sentences.items() if found]
+
+
+def _is_exercised(config: PreTrainedConfig, key: str, longest: int | None) -> bool:
+    """Return whether a tiny model computes otherwise if no sequence exceeds a length."""
+    try:
+        outputs = [
+            _outputs(type(config)(**_Rules(False, longest or NEVER, CROSSED, PICTURE).shrunk(values, None)))
+            for values in (config.to_dict(), _with(config.to_dict(), key, NEVER))
+        ]
+    except Exception:  # one of both is no model: so it matters
+        return True
+    return not torch.equal(*outputs)
+
+
+def _with(values: dict[str, Any], key: str, value: int) -> dict[str, Any]:
+    """Return a configuration with another value of a key, wherever it is a number."""
+    found = {name: _with(each, key, value) if isinstance(each, dict) else each for name, each in values.items()}
+    return found | ({key: value} if isinstance(values.get(key), int | float) else {})
+
+
+def _outputs(config: Any) -> Tensor:
+    """Return the logits of a model whose weights are drawn, also those that begin as 0."""
+    task = task_of(config)
+    torch.manual_seed(0)
+    model: Any = getattr(transformers, CLASSES[task][0]).from_config(config).eval()
+    tokens = torch.arange(LENGTH)[None] + LOWEST
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += NOISE * torch.randn_like(parameter)
+        inputs = dict.fromkeys(CLASSES[task][1], tokens)
+        found: Tensor = (model(example(model)) if task == "classification" else model(**inputs)).logits
+    return found
 
 
 def _values(config: PreTrainedConfig) -> dict[str, Any]:
@@ -304,6 +346,8 @@ class _Rules:
             scaled = ORIGINAL in values or any(ORIGINAL in str(each) for each in values.values())
             return POSITIONS if scaled or self.never_exceeded(value) else self.positions
         length = next((small for pattern, small in LENGTHS if re.fullmatch(pattern, key)), None)
+        if length and "patch_size" in values:
+            length = min(length, WINDOW)
         if length is not None and value is None:
             return length
         if length is not None:
