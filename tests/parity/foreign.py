@@ -84,8 +84,8 @@ class AveragingChain(Chain):
 
 
 MODELS = foreign_models.MODELS | {
-    "low_rank_chain": Foreign(LowRankChain, "frozen", ["up", "down", "adapter"], {}, ()),
-    "averaging_chain": Foreign(AveragingChain, "buffers_in_forward", ["layers.*"], {}, ()),
+    "low_rank_chain": Foreign(LowRankChain, "frozen", ["up", "down", "adapter"], {}),
+    "averaging_chain": Foreign(AveragingChain, "buffers_in_forward", ["layers.*"], {}),
 }
 PLANS = {
     "low_rank_chain": {"tensor": {"up": "column", "down": "row"}, "segments": 4},

@@ -28,21 +28,19 @@ class Foreign:
     """A model and what is expected of it.
 
     `expects` says per engine: "equal" (losses and weights are those of plain PyTorch on one device), "differs: why",
-    or "refused: words of the sentence". `statistics` are buffers that depend on which samples a rank has seen, at
-    equal losses.
+    or "refused: words of the sentence".
     """
 
     model: type[nn.Module]
     kind: str
     blocks: list[str]
     expects: dict[str, str]
-    statistics: tuple[str, ...]
 
 
 MODELS: dict[str, Foreign] = {}
 
 
-def foreign(kind, blocks=("first", "last"), statistics=(), **expects):
+def foreign(kind, blocks=("first", "last"), **expects):
     """`expects`: engines that are not expected to be equal; `ranks` stands for all but single, `zero` for both."""
     groups = {"every": ENGINES, "ranks": ENGINES[1:], "zero": ENGINES[3:]}
     each = {engine: value for key, value in expects.items() for engine in groups.get(key, (key,))}
@@ -50,7 +48,7 @@ def foreign(kind, blocks=("first", "last"), statistics=(), **expects):
 
     def add(model):
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", model.__name__).lower()
-        MODELS[name] = Foreign(model, kind, list(blocks), dict.fromkeys(ENGINES, "equal") | each, statistics)
+        MODELS[name] = Foreign(model, kind, list(blocks), dict.fromkeys(ENGINES, "equal") | each)
         return model
 
     return add

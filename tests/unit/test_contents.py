@@ -70,7 +70,7 @@ PLAN = {"tied_chain": {"tensor": {"middle": "column", "last": "row"}, "segments"
 def _registered(monkeypatch):
     monkeypatch.setattr(foreign.registry, "names", foreign.registry.names)
     for name, model in OWN.items():
-        monkeypatch.setitem(foreign.MODELS, name, Foreign(model, "", ["first", "last"], {}, ()))
+        monkeypatch.setitem(foreign.MODELS, name, Foreign(model, "", ["first", "last"], {}))
         monkeypatch.setitem(foreign.PLANS, name, PLAN.get(name, {}))
     foreign.register()
 
