@@ -135,7 +135,8 @@ def tiny(config: PreTrainedConfig, *, fill: bool = False, longest: int | None = 
 
     def made_with(positions: int, picture: int) -> PreTrainedConfig:
         made = type(config)(**_Rules(fill, longest, positions, picture).shrunk(config.to_dict(), None))
-        made.tie_word_embeddings = config.tie_word_embeddings  # see models/_transformers.configuration
+        if hasattr(config, "tie_word_embeddings"):  # see models/_transformers.configuration
+            made.tie_word_embeddings = config.tie_word_embeddings
         return made
 
     try:
