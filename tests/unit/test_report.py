@@ -24,7 +24,7 @@ from shardlab.settings.types import WARMUP_STEPS
 
 COUNT = WARMUP_STEPS + 2
 CONFIG = load.config({"strategies": ["single", "ddp", "pp", "tp_sp"], "workloads": ["mlp"]})
-BILL = Bill(["stage", "used"], [["train", "<1>"]], ["From `sacct`."])
+BILL = Bill(["stage", "used"], [["train", "<1>"]], "From `sacct`.")
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def path(number_of_runs, tmp_path_factory):
     found = run_data.collect(judge(summary.collect(runs, folder, 0)), folder)
     config = load.config({"workloads": ["mlp"]})
     config = config.model_copy(update={"strategies": [each.strategy for each in runs]})
-    (folder / "report.html").write_text(html.html(found, html.charts(found, ["mlp"]), config, {}, {}, Bill([], [], [])))
+    (folder / "report.html").write_text(html.html(found, html.charts(found, ["mlp"]), config, {}, {}, Bill([], [], "")))
     return folder / "report.html"
 
 
@@ -109,7 +109,7 @@ def ten_workloads(tmp_path):
         finished(tmp_path, run, loss=2.0 + number * 1e-9)
     found = run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path)
     config = load.config({"workloads": ["mlp"]}).model_copy(update={"strategies": strategies, "workloads": names})
-    (tmp_path / "report.html").write_text(html.html(found, {}, config, {}, {}, Bill([], [], [])))
+    (tmp_path / "report.html").write_text(html.html(found, {}, config, {}, {}, Bill([], [], "")))
     return tmp_path / "report.html"
 
 

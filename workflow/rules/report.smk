@@ -65,7 +65,7 @@ rule report:
         " --config {params.config:q} --results results > {log:q} 2>&1"
 
 
-# What all jobs of this folder were planned to use, requested, used and lost; `shardlab bill` writes it at any time.
+# What all jobs of this folder requested and used; `shardlab bill` writes it at any time.
 rule bill:
     input:
         FILES.every_result(),

@@ -1,5 +1,5 @@
-"""Write the bill of a folder's jobs: hours planned, requested, used and lost, by
-stage and strategy, from Slurm's accounting or the runs' own times.
+"""Write the bill of a folder's jobs: hours requested, used and used by starts that
+failed, by stage and strategy, from Slurm's accounting.
 
 Example: shardlab bill
 """

@@ -1,13 +1,12 @@
 """Hours of devices that trainings are planned to use, and those that they request."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from shardlab.data import order, store
 from shardlab.errors import UserError
 from shardlab.records.plan import Plan
 from shardlab.runs.slurm_request import Request
-from shardlab.settings import variants
 from shardlab.settings.types import Run
 
 PREPARED = Path("data/prepared")
@@ -28,14 +27,6 @@ def hours(run: Run, plan: Plan | None, prepared: Path = PREPARED) -> float | Non
     if plan is None or plan.step_seconds is None or count is None:
         return None
     return run.nodes * run.devices_per_node * count * plan.step_seconds / 3600
-
-
-def by_strategy(runs: Iterable[Run], find: Callable[[Run], Plan | None]) -> dict[str, float | None]:
-    """Return the planned hours of the trainings of each strategy, all its variants together; None: unknown."""
-    found: dict[str, list[float | None]] = {}
-    for run in runs:
-        found.setdefault(variants.base(run.strategy), []).append(hours(run, find(run)))
-    return {name: None if None in each else sum(filter(None, each)) for name, each in found.items()}
 
 
 def sentence(requests: Iterable[Request], planned: Iterable[float | None], what: str) -> str:

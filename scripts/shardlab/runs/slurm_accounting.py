@@ -3,7 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from shardlab.runs import slurm
@@ -11,15 +11,11 @@ from shardlab.runs.slurm_reattach import name_of
 
 LOGS = Path(".snakemake/slurm_logs")
 """Where the Slurm plugin leaves rule_RULE/WILDCARDS/JOB.log, wildcards joined by _: all of a folder's jobs."""
-FIELDS = (
-    *("JobID", "JobName", "State", "AllocTRES", "NNodes", "ElapsedRaw", "TimelimitRaw", "Start", "End"),
-    *("CPUTimeRAW", "TotalCPU", "MaxRSS", "NTasks", "ConsumedEnergyRaw"),
-)
+FIELDS = ("JobID", "JobName", "State", "AllocTRES", "NNodes", "ElapsedRaw", "TimelimitRaw")
 PACK, PACK_JOB = "pack", "shardlab-pack"
 """Allocations that runs share (cli/pack.py): the stage that they count as, and the name of their jobs."""
 AT_ONCE = 500
 """Jobs to ask for at a time."""
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 GOOD = ("COMPLETED", "RUNNING", "PENDING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 
 
@@ -33,7 +29,6 @@ class Start:
     """Joined by _."""
     values: dict[str, str]
     """Fields of sacct."""
-    steps: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -54,35 +49,11 @@ class Start:
     def nodes(self) -> int:
         return int(self.values["NNodes"] or 0)
 
-    @property
-    def span(self) -> tuple[float, float]:
-        """Start and end, in seconds since 1970; a job that runs has no end."""
-        begin, end = (self.values[key] for key in ("Start", "End"))
-        return float(begin) if begin.isdigit() else float("inf"), float(end) if end.isdigit() else float("inf")
-
     def allocated(self, resource: str) -> int | None:
-        """Return the allocated amount of gres/gpu, cpu or mem (bytes); None if it is not accounted for."""
-        found = re.findall(rf"(?:^|,){resource}(:\w+)?=([\d.]+)([KMGT]?)", self.values["AllocTRES"])
+        """Return the allocated number of gres/gpu or cpu; None if it is not accounted for."""
+        found = re.findall(rf"(?:^|,){resource}(:\w+)?=(\d+)", self.values["AllocTRES"])
         plain = [each for each in found if not each[0]] or found
-        return int(sum(float(count) * UNITS[unit] for _, count, unit in plain)) if plain else None
-
-    @property
-    def cpu_seconds(self) -> tuple[float, float] | None:
-        """CPU time used, and that of the allocated cores."""
-        used, allocated = slurm.seconds(self.values["TotalCPU"]), float(self.values["CPUTimeRAW"] or 0)
-        return None if used is None or not allocated else (used, allocated)
-
-    @property
-    def memory_bytes(self) -> tuple[float, float] | None:
-        """Memory of the largest step, its largest task's times its tasks, and the allocated memory."""
-        used = [_bytes(step["MaxRSS"]) * int(step["NTasks"] or 1) for step in self.steps if step["MaxRSS"]]
-        allocated = self.allocated("mem")
-        return (max(used), allocated) if used and allocated else None
-
-    @property
-    def joules(self) -> float | None:
-        """Energy; None where the cluster does not measure it."""
-        return float(value) if (value := self.values["ConsumedEnergyRaw"]).isdigit() and int(value) else None
+        return sum(int(count) for _, count in plain) if plain else None
 
 
 def jobs(folder: Path) -> dict[str, tuple[str, str]]:
@@ -105,8 +76,16 @@ def starts(folder: Path) -> list[Start] | None:
     numbers, fields, text = sorted(known, key=int), ",".join(FIELDS), ""
     for first in range(0, len(numbers), AT_ONCE):
         listed = ",".join(numbers[first : first + AT_ONCE])
-        words = ["sacct", "--duplicates", "--noheader", "--parsable2", f"--jobs={listed}", f"--format={fields}"]
-        answer = slurm.answer_or_none(["env", "SLURM_TIME_FORMAT=%s", *words])
+        words = [
+            "sacct",
+            "--duplicates",
+            "--allocations",
+            "--noheader",
+            "--parsable2",
+            f"--jobs={listed}",
+            f"--format={fields}",
+        ]
+        answer = slurm.answer_or_none(words)
         if answer is None:
             return None
         text += answer
@@ -117,22 +96,8 @@ def starts(folder: Path) -> list[Start] | None:
 
 
 def parse(text: str, known: dict[str, tuple[str, str]]) -> Iterator[Start]:
-    """Yield the starts of the ``known`` jobs in sacct's rows, where the steps of a start follow it."""
-    start: Start | None = None
+    """Yield the starts of the ``known`` jobs in sacct's rows."""
     for line in filter(None, text.splitlines()):
         row = dict(zip(FIELDS, line.split("|"), strict=True))
-        job, _, step = row["JobID"].partition(".")
-        if step:
-            if start is not None and start.job == job:
-                start.steps.append(row)
-            continue
-        if start is not None:
-            yield start
-        start = Start(job, *known[job], row) if job in known else None
-    if start is not None:
-        yield start
-
-
-def _bytes(text: str) -> float:
-    match = re.fullmatch(r"([\d.]+)([KMGT]?)", text)
-    return float(match[1]) * UNITS[match[2]] if match else 0.0
+        if (job := row["JobID"]) in known:
+            yield Start(job, *known[job], row)
