@@ -131,6 +131,8 @@ class Dump:
         self.local: dict[str, Tensor] = {}
         """This rank's own gradients before clipping."""
         self.files: dict[str, dict[str, Tensor]] = {}
+        self.seen: dict[str, Tensor] = {}
+        """Plain weights of the step's first forward pass: a loop may change them before the optimizer's step."""
         self.losses: list[Tensor] = []
         self.batches: list[list[Any]] = []
         self.rows: list[list[Tensor]] = []
@@ -211,6 +213,9 @@ class Dump:
 
     def _input(self, module: nn.Module, args: Any, keywords: Any) -> None:
         if module.training and torch.is_grad_enabled() and self._is_active():
+            if not self.seen and self.suffix is not False and not _is_fsdp1(self.model):
+                plain = {name: each for each, name in self._names().items() if not isinstance(each, DTensor)}
+                self.seen = {name: each.detach().to("cpu", copy=True).contiguous() for name, each in plain.items()}
             hashed, kind = hashes([keywords, args])
             self.batches.append(hashed)
             self.facts.setdefault("hashed", kind)
@@ -305,8 +310,9 @@ class Dump:
                 }
                 for kind, values in kinds.items()
             }
+            self._refuse_parts(own)
             self._note_settings(optimizer, names)
-            self._write_before(kinds, {name: _whole(each) for each, name in names.items()}, names)
+            self._write_before(kinds, {name: self.seen.get(name, _whole(each)) for each, name in names.items()}, names)
         self.stepped.append(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, keywords: Any) -> None:
@@ -477,6 +483,20 @@ class Dump:
                         "with safetensors.torch.save_file, as gradients-N.tpR.safetensors (R: the rank), and compare "
                         "with --merge 'NAME=DIM'. If it should be the same, ranks do not begin with the same weights."
                     )
+
+    def _refuse_parts(self, own: set[str]) -> None:
+        """Raise a RuntimeError if another rank's optimizer has other parameters than this one's. A collective."""
+        if len(self.alike) < 2:
+            return
+        ranks = _gathered(sorted(own))
+        for rank in self.alike:
+            if others := {*ranks[rank]} ^ own:
+                raise RuntimeError(
+                    f"The optimizers of this rank and of rank {rank} do not have the same parameters (first "
+                    f"{min(others)}): the loop splits them over ranks, and dump cannot know when weights are sent. "
+                    "Use ZeroRedundancyOptimizer, or write gradients-N.safetensors and weights-N.safetensors of each "
+                    "step with safetensors.torch.save_file, after the weights are sent."
+                )
 
     def _local(self, names: dict[Tensor, str]) -> dict[str, Tensor]:
         """Return this rank's gradients of plain parameters, which all ranks should have alike."""

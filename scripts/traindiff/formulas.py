@@ -30,6 +30,7 @@ CHECKS = {
     "factor": "What divides or multiplies the loss and the gradients: ranks (a sum in place of a mean), micro-batches, "
     "targets, a loss scale that is not taken out again.",
     "factor of some": "What scales these gradients alone: a reduction or a hook of theirs, a divisor of their own.",
+    "factor of weights": "How these weights are drawn and loaded, and what changes them between steps.",
     "no gradient": "Parameters that are frozen, detached, or cleared before the step.",
     "zero": "What sets these tensors, or does not.",
     "previous gradient": "zero_grad() after each step, and what is kept between steps.",

@@ -177,13 +177,13 @@ def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
         added = times * blocks
         if view.same(added, 1, 10):
             text = f"the mean of the {partition.plural}' means, not of all {what}"
-        elif view.same(added, round(added), 10):
-            text = f"{round(added) if added < blocks else 'all'} of {blocks} {partition.plural}' means are added"
+        elif view.same(added, blocks, 10):
+            text = f"all of {blocks} {partition.plural}' means are added"
         else:
-            text = f"the {partition.plural}' means are added, times {number(times)}"
+            text = f"the {partition.plural}' means are added, times {number(times, view.near)}"
             fit = Fit([times], fit.left, fit.values, fit.tensors)
         divisor = f"the number of {what} of its {partition.kind} ({shown})"
-        equation = f"weight of a sample = {number(times)} x {sum(counts)} / {divisor}"
+        equation = f"weight of a sample = {number(times, 10 * view.near)} x {sum(counts)} / {divisor}"
         table = _table(sums.samples, (times * weights).tolist(), partition)
         yield Formula("means of blocks", text, equation, fit, table)
 
@@ -259,7 +259,7 @@ def _of_samples(sums: _Sums, fit: Fit) -> Iterator[Formula]:
             return
     sums.view.seen.append(
         f"As a sum of the step's samples with weights from {min(weights):.4g} to {max(weights):.4g}, the gradient is "
-        "explained: by weights in the loss, or by another loss or other targets of a model with one output."
+        "explained: each sample's own part has another size, and the same direction."
     )
 
 

@@ -143,6 +143,11 @@ def norm_of_a_part(parameters, limit):
     by_hand(parameters, limit, parameters[1:], 1e-6)
 
 
+def decay_by_hand(parameters, limit):
+    for p in parameters:
+        p.data.mul_(1 - RATE * 0.1)
+
+
 def each_rank(parameters, limit):
     """Clip on each rank, then average."""
     parameters = [*parameters]
@@ -209,15 +214,18 @@ def continued(folder, moments=True, count=True):
 
 
 def split(folder):
-    """Rank 0 writes why a dump of plain tensors that are split over ranks is refused."""
+    """Rank 0 writes why dumps of plain tensors, and of an optimizer, that are split over ranks are refused."""
     own = model()
     with torch.no_grad():
         own[0].weight += RANK
-    try:
-        train(folder / "split", own)
-    except RuntimeError as error:
-        if RANK == 0:
-            (folder / "refused").write_text(str(error))
+    said = []
+    for name, options in (("split", {"own": own}), ("parts", {"optimizer": lambda p: adamw([*p][RANK::WORLD])})):
+        try:
+            train(folder / name, **options)
+        except RuntimeError as error:
+            said.append(str(error))
+    if RANK == 0:
+        (folder / "refused").write_text("\n".join(said))
 
 
 def cleared(wrapped, micro):
@@ -300,6 +308,7 @@ ONE = {
     "shifted, in micro-batches": {"own": "shifted", "micros": 4, "limit": math.inf},
     "shifted, micro-batches not divided": {"own": "shifted", "micros": 2, "times": 2, "clip": None},
     "some prepared otherwise": {"prepare": lambda x: torch.cat([x[:2], 1.1 * x[2:]]), "clip": None},
+    "decay by hand": {"optimizer": lambda p: adamw(p, weight_decay=0.0), "clip": decay_by_hand},
     "averaged weights stay": {"before_forward": averaged, "clip": None},
 }
 

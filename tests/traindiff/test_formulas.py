@@ -97,6 +97,7 @@ ALONE = {
         "optimizer state; decay: -0.1 times the weights of 0.bias, 0.weight, 2.bias and 1 more",
     ),
     "gradients not cleared": ("plain", "gradient; previous gradient: 1 times that of step 0 is added"),
+    "decay by hand": ("plain", None),
     "some prepared otherwise": ("plain", "samples; other inputs: not read: "),
     "samples of the next step": ("plain", "samples; other samples: those of step 2"),
     "resumed without the count": ("resumed", "update; steps counted anew: 0, not 2"),
@@ -165,10 +166,11 @@ def test_ids_of_a_model_whose_head_is_tied_to_a_module_dict(dumps):
     assert len(shown["ids"][0][0]) == planted.BATCH
 
 
-def test_parameters_that_are_split_over_ranks_are_refused(dumps):
-    said = (dumps / "refused").read_text()
-    assert said.startswith("0.weight is not the same on this rank and on rank 1.")
-    assert "--merge 'NAME=DIM'" in said
+def test_what_is_split_over_ranks_by_hand_is_refused(dumps):
+    tensors, optimizer = (dumps / "refused").read_text().splitlines()
+    assert tensors.startswith("0.weight is not the same on this rank and on rank 1.")
+    assert "--merge 'NAME=DIM'" in tensors
+    assert optimizer.startswith("The optimizers of this rank and of rank 1 do not have the same parameters (first 0.bi")
 
 
 def test_a_norm_without_a_limit_is_no_clipping(dumps):
@@ -269,6 +271,10 @@ def test_a_cast(compare, dtype, kind):
     usual = {name: value.to(dtype) for name, value in TENSORS.items()}
     low = {name: value.bfloat16().to(dtype) for name, value in usual.items()}
     assert "; cause: cast: this training's are rounded to bfloat16.**" in compare({kind: low}, {kind: usual})[1]
+
+
+def test_a_factor_of_weights_is_none_of_gradients(compare):
+    assert "  - Check: How these weights are drawn" in compare({"initial": times(2)}, {"initial": TENSORS})[1]
 
 
 def test_a_transposed_square_weight(compare):
