@@ -165,6 +165,10 @@ def of_pictures():
                     next(prove.prove(Path(folder), {"ddp": None}, written))
                 except UserError as error:
                     found[f"reference_{step.__name__}"] = ["", str(error)]
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_config.write(transformers.ConvNextConfig(depths=[1, 1, 1, 2]), Path(folder))
+        (proof,) = prove.prove(Path(folder), {"fsdp": None}, Written([], {}, "classification"))
+        found["blocks_in_blocks"] = [proof.verdict, proof.reason]
     return found
 
 

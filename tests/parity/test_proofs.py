@@ -262,6 +262,7 @@ def proofs(tmp_path_factory):
         *((f"{name}_packed_{of}", "equal", "") for name in ("longrope", "dynamic") for of in ("single", "cp")),
         ("llama4_packed_single", "refused", "several documents are not trained as documents one at a time"),
         ("experts_and_sequences", "equal", ""),
+        ("blocks_in_blocks", "equal", ""),
         ("other_loss", "refused", "the library's own loss is"),
         ("summarization_pp", "refused", "has two stacks of layers"),
         ("shared_False_single", "equal", "^$"),
