@@ -99,14 +99,14 @@ FAULTS = [
         LESSONS,
         "<= near * abs(right)",
         ">= 0",
-        course("test_a_prediction_is_judged_by_what_was_measured"),
+        course("test_runs_decide_what_is_right"),
     ),
     Fault(
         "an exercise is right once it has trained",
         LESSONS,
-        "equality == verdict.EQUAL",
-        "True",
-        course("test_what_is_not_equal_or_not_trained_is_not_right"),
+        "not reason and equality == verdict.EQUAL",
+        "not reason",
+        course("test_runs_decide_what_is_right"),
     ),
     Fault(
         "every copy counts as repaired",

@@ -28,8 +28,8 @@ def check(number: int, answers: dict[str, Any], results: Path, copy: Path) -> It
     table = judged(number, results) if number <= 5 else pd.DataFrame()
     if number == 2:
         for strategy in table.index.drop("single"):
-            reason = _unfinished(strategy, table) or f"the verdict is {table.equality[strategy]}."
-            yield strategy, reason == f"the verdict is {verdict.EQUAL}.", reason
+            reason, equality = _unfinished(strategy, table), table.equality[strategy]
+            yield strategy, not reason and equality == verdict.EQUAL, reason or f"the verdict is {equality}."
     elif number == 6:
         known = exercises.planted(copy)
         repaired = exercises.repaired(copy)
