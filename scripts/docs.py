@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the generated files of this repository: JSON schemas, tables of config/README.md and of docs, exercises."""
+"""Write the generated files of this repository: JSON schemas, tables of config/README.md and of docs."""
 
 import argparse
 import difflib
@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel, TypeAdapter
 
-from shardlab.course import exercises
 from shardlab.docs_generator import messages, site_pages
 from shardlab.docs_generator.markers import between, fill
 from shardlab.errors import UserError, run_program
@@ -104,7 +103,6 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     files[page] = fill(page, {"matrix": shown})
     readme = ROOT / "README.md"
     files[readme] = fill(readme, {"losses": readme_losses(shown)})
-    files |= {exercises.FOLDER / f"{name}.py": exercises.text(name) for name in exercises.EXERCISES}
     return files
 
 

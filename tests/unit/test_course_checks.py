@@ -1,4 +1,4 @@
-"""The checks of the course, on made-up results; its exercises and planted faults."""
+"""The course: right and wrong answers, its exercises, its faults."""
 
 import json
 import re
@@ -6,175 +6,119 @@ import re
 import pandas as pd
 import pytest
 
-from helpers import course
 from helpers.common import ROOT
-from shardlab.course import exercises, lessons, planting
+from shardlab.course import exercises, lessons
 from shardlab.errors import UserError
+from shardlab.settings import load
 from traindiff.formulas import CHECKS
 
 TEXT = (ROOT / "docs/course.md").read_text()
-RUNS = {
-    1: {"single": {}, "example_ddp": {}, "exercise_alone": {"equality": "unequal"}},
-    2: {"single": {}, "exercise_ddp": {}, "exercise_fsdp": {}, "exercise_tensor_parallel": {}},
-    3: {
-        "single": {},
-        **{
-            strategy: {
-                "bytes_per_step": course.RIGHT[3][f"{strategy}_sent"],
-                **{f"{kind}_bytes": course.RIGHT[3][f"{strategy}_{kind}"] for kind in course.KINDS},
-            }
-            for strategy in ("ddp", "fsdp", "tp", "pp")
-        },
-    },
-    4: {"single": {}, **{f"pp_gpipe@n_microbatches={n}": {} for n in (1, 4, 16)}},
-    5: {
-        "single": {"weights_bytes": 144},
-        "fsdp": {"bytes_per_step": 191},
-        "tp_sp": {"bytes_per_step": 514},
-        "cp": {"bytes_per_step": 241, "weights_bytes": 72},
-        "ep": {"bytes_per_step": 170, "weights_bytes": 107},
-    },
-}
+QUESTIONS = {int(name[-1]): rows for name, rows in load.read_yaml(exercises.QUESTIONS).items()}
+FAULTS = load.read_yaml(exercises.FAULTS)
+WRONG = (None, "broadcast", [9, 1], 9.5, True)
 
 
 @pytest.fixture
-def results(tmp_path, monkeypatch):
-    """Results of a learner who did everything; returns their folder."""
-    tables = {
-        number: pd.DataFrame.from_dict(
-            {name: {"status": "done", "equality": "equal"} | keys for name, keys in runs.items()}, orient="index"
-        )
-        for number, runs in RUNS.items()
+def table(monkeypatch):
+    """The runs of all lessons, done, equal and as the questions say."""
+    rows = [row for each in QUESTIONS.values() for row in each.values() if "of" in row]
+    runs = dict.fromkeys(["single", *(row["of"] for row in rows)])
+    table = pd.DataFrame({"status": "done", "equality": "equal", "weights_bytes": 1.0}, index=[*runs])
+    for row in rows:
+        if "measured" in row:
+            table.loc[row["of"], row["measured"]] = row["right"]
+    monkeypatch.setattr(lessons, "judged", lambda *_: table)
+    return table
+
+
+def wrong(number, answers, results=ROOT):
+    """What is said of a lesson, by question, but of those that are right."""
+    found = lessons.check(number, answers, results, results / "copy")
+    return {question: sentence for question, right, sentence in found if not right}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 7])
+def test_right_answers_are_right_and_each_wrong_one_is_named(table, number):
+    unequal = {"exercise_alone"} if number == 2 else set()
+    answers = {question: row["right"] for question, row in QUESTIONS[number].items()}
+    assert wrong(number, answers).keys() == unequal
+    for question in answers:
+        for other in WRONG:
+            assert wrong(number, answers | {question: other}).keys() == {*unequal, question}
+
+
+def test_runs_decide_what_is_right(table):
+    answers = {question: row["right"] for question, row in QUESTIONS[3].items()}
+    table.loc["ddp", "bytes_per_step"] = 200
+    for given, right in ((190, True), (210, True), (189, False), (211, False), ("200", False)):
+        assert ("ddp_sent" not in wrong(3, answers | {"ddp_sent": given})) == right
+    table.loc["ddp", ["status", "equality"]] = "stale", "unequal"
+    assert wrong(3, answers)["ddp_sent"] == "the run of ddp is stale; make the call of the lesson."
+    table.loc["ddp", "status"] = "done"
+    assert wrong(2, {"tp_hidden_weight": [2, 6]}) == {
+        "ddp": "the verdict is unequal.",
+        "exercise_alone": "the verdict is unequal.",
     }
-    monkeypatch.setattr(lessons, "_runs", lambda number, _: tables[number])
-    monkeypatch.setattr(exercises, "OPEN", "nowhere in the files")
-    run = tmp_path / lessons.SURVIVOR
+
+
+def test_only_a_run_that_was_killed_resumed_and_finished_is_right(tmp_path):
+    run = tmp_path / "fsdp/llama2"
     run.mkdir(parents=True)
-    run.with_name(f"{run.name}.done").touch()
-    (run / "attempts.json").write_text(json.dumps({"attempts": [{"from_step": 0}, {"from_step": 7}]}))
-    (run / "train.json").write_text(json.dumps({"lost_steps": 2}))
-    return tmp_path
+    (run / "train.json").write_text(json.dumps({"lost_steps": 0}))
+    run.with_name("llama2.done").touch()
+    for steps in ([0], [0, 300]):
+        (run / "attempts.json").write_text(json.dumps({"attempts": [{"from_step": step} for step in steps]}))
+        if len(steps) == 1:
+            with pytest.raises(UserError, match="was not killed, resumed and finished"):
+                wrong(8, {}, tmp_path)
+    assert wrong(8, {"from_step": 300, "lost_steps": 0}, tmp_path) == {}
+    assert wrong(8, {"from_step": 301, "lost_steps": 1}, tmp_path).keys() == {"from_step", "lost_steps"}
 
 
-@pytest.fixture
-def planted(tmp_path):
-    """Folder of a copy with the first fault, without most of its files."""
-    folder = tmp_path / "exercise"
-    path = folder / planting.fault(1).file
-    path.parent.mkdir(parents=True)
-    path.write_text(planting.fault(1).put_into((ROOT / planting.fault(1).file).read_text()))
-    (folder / planting.NUMBER).write_text("1")
-    return folder
+@pytest.mark.parametrize(("name", "holes"), [("alone", 0), ("ddp", 4), ("fsdp", 3), ("tensor_parallel", 3)])
+def test_an_exercise_is_its_example_with_holes(name, holes):
+    text = exercises.exercise(name)
+    compile(text, name, "exec")
+    assert [*map(int, re.findall(r"# Hole (\d)", text))] == [*range(1, holes + 1)]
+    assert text.count("NotImplemented") == holes
+    for change in load.read_yaml(exercises.EXERCISES)[name]["changes"]:
+        for line in (change["first"], change.get("last", change["first"])):
+            assert line not in text.replace(change.get("code", "nothing"), "")
 
 
-def survived():
-    return course.RIGHT | {8: {"from_step": 7, "lost_steps": 2}}
-
-
-@pytest.mark.parametrize("number", lessons.LESSONS)
-def test_right_answers_are_right_and_each_wrong_one_is_named(number, results, planted):
-    answers = survived()[number]
-    assert answers.keys() == lessons.read_answers(lessons.ANSWERS, number).keys()
-    found = lessons.check(number, answers, results, planted)
-    wrong = {each.question for each in found if not each.right}
-    assert wrong == ({"repaired"} if number == 6 else set())
-    for question, right in answers.items():
-        changed = answers | {question: course.wrong(right)}
-        of_one = {each.question for each in lessons.check(number, changed, results, planted) if not each.right}
-        assert of_one == wrong | {question}
-    empty = dict.fromkeys(answers)
-    assert {each.question for each in lessons.check(number, empty, results, planted) if not each.right} >= {*answers}
-
-
-def test_a_prediction_counts_up_to_its_tolerance():
-    def right(given):
-        return lessons._predicted("sent", given, 200, "").right
-
-    assert right(190)
-    assert right(210)
-    assert not right(189)
-    assert not right(211)
-    assert not right("200")
-    assert not right(True)
-
-
-def test_what_is_not_equal_or_not_trained_is_not_right(results, monkeypatch):
-    table = lessons._runs(2, results)
-    table.loc["exercise_ddp", "equality"] = "unequal"
-    table.loc["exercise_fsdp", "status"] = "missing"
-    said = [str(each) for each in lessons.check(2, course.RIGHT[2], results, results)]
-    assert said[0] == "wrong  exercise_ddp: it trains, but the verdict is unequal; see results/summary.md."
-    assert said[1].startswith("wrong  exercise_fsdp: the run of exercise_fsdp is missing; run: snakemake ")
-    assert said[2].startswith("right")
-    monkeypatch.undo()
-    said = [str(each) for each in lessons.write(course.RIGHT[2], results, results)]
-    assert said[0] == "wrong  exercise_ddp: examples/exercises/ddp.py has a hole, where it says NotImplemented."
-
-
-def test_a_run_that_was_not_killed_is_not_right(results):
-    attempts = results / lessons.SURVIVOR / "attempts.json"
-    attempts.write_text(json.dumps({"attempts": [{"from_step": 0}]}))
-    (said,) = lessons.check(8, survived()[8], results, results)
-    assert "no attempt that was killed and resumed" in said.sentence
-
-
-def test_questions_without_an_answer_may_be_missing(tmp_path, results):
-    path = tmp_path / "answers.yaml"
-    path.write_text("lesson_1: {world_size: 8}\nlesson_3: 5")
-    found = lessons.check(1, lessons.read_answers(path, 1), results, tmp_path)
-    assert [each.question for each in found if each.right] == ["world_size"]
-    assert not any(each.right for each in lessons.check(7, lessons.read_answers(path, 7), results, tmp_path))
-    with pytest.raises(UserError, match="lesson_3 is 5, not questions with answers"):
-        lessons.read_answers(path, 3)
-
-
-@pytest.mark.parametrize("name", exercises.EXERCISES)
-def test_an_exercise_with_its_holes_filled_is_its_example(name):
-    source, *holes = exercises.EXERCISES[name]
-    made = (exercises.FOLDER / f"{name}.py").read_text()
-    assert made == exercises.text(name), "make docs"
-    assert (exercises.OPEN in made) == (name != "alone")
-    filled = made.replace(f"examples/exercises/{name}.py", f"examples/{source}.py")
-    for hole in holes:
-        if hole.text:  # what was only removed has no place
-            assert filled.count(hole.text) == 1
-            filled = filled.replace(hole.text, hole.lines)
-    expected = (ROOT / f"examples/{source}.py").read_text()
-    for hole in holes:
-        expected = expected if hole.text else expected.replace(hole.lines, "")
-    assert filled == expected
+def test_files_are_written_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(exercises, "FOLDER", tmp_path)
+    (tmp_path / "ddp.py").write_text("mine")
+    exercises.write_missing()
+    exercises.write_missing()
+    assert (tmp_path / "ddp.py").read_text() == "mine"
+    blank = load.read_yaml(tmp_path / "answers.yaml")
+    assert blank == {f"lesson_{number}": dict.fromkeys(rows) for number, rows in QUESTIONS.items()}
 
 
 def test_each_fault_can_be_planted_and_repaired(tmp_path):
-    folder = tmp_path / "copy"
-    for number, shown in enumerate(planting.FAULTS, 1):
-        fault = planting.fault(number)
-        row = f"| {number} | {', '.join(f'`{name}`' for name in shown.strategies)} | {shown.cause} | `{fault.file}` |"
-        assert row in TEXT
-        assert shown.cause in CHECKS
-    before = (ROOT / planting.fault(2).file).read_text()
-    planting.plant(2, folder)
-    assert not planting.repaired(folder)
-    assert (ROOT / planting.fault(2).file).read_text() == before
-    (folder / planting.fault(2).file).write_text(before + "# a comment\n")
-    assert planting.repaired(folder)
-    planting.plant(1, folder)
-    assert planting.number_of(folder) == 1
-
-
-def test_no_other_folder_is_replaced_by_a_copy(tmp_path):
-    (tmp_path / "mine").touch()
+    for number, fault in FAULTS.items():
+        names = ", ".join(f"`{name}`" for name in fault["strategy"])
+        assert f"| {number} | {names} | {fault['cause']} | `{fault['file']}` |" in TEXT
+        assert fault["cause"] in CHECKS
+        before = (ROOT / fault["file"]).read_text()
+        assert before.count(fault["right"]) == 1
+        compile(before.replace(fault["right"], fault["wrong"]), fault["file"], "exec")
+    exercises.plant(4, tmp_path / "copy")
+    answers = {name: FAULTS["4"][name] for name in QUESTIONS[6]} | {"strategy": "FSDP"}
+    assert wrong(6, answers, tmp_path).keys() == {"repaired"}
+    assert wrong(6, dict.fromkeys(answers, "pp"), tmp_path).keys() == {"repaired", *answers}
+    (tmp_path / "copy" / answers["file"]).write_text((ROOT / answers["file"]).read_text() + "# a comment\n")
+    assert wrong(6, answers, tmp_path) == {}
     with pytest.raises(UserError, match="exists and is no copy with a fault"):
-        planting.plant(1, tmp_path)
-    assert (tmp_path / "mine").exists()
-    with pytest.raises(UserError, match="there is no fault 7; plant one of 1 to 6"):
-        planting.plant(7, tmp_path / "copy")
+        exercises.plant(1, tmp_path)
 
 
-def test_the_text_has_the_call_of_each_lesson_and_the_right_answers():
-    for number in lessons.CALLS:
-        assert f"\n{lessons.call(number)}\n" in TEXT
+def test_the_text_has_the_calls_and_the_right_answers(tmp_path):
+    for number in (3, 4, 5):  # the others need the learner's files
+        runs = {row["of"] for row in QUESTIONS[number].values() if "of" in row}
+        assert runs <= {*lessons.judged(number, tmp_path).index}
     for number in (1, 2, 7):
         (shown,) = re.findall(rf"`lesson_{number}`: ([^.]+)\.", TEXT)
-        expected = [str(value).strip("[]") for value in course.RIGHT[number].values()]
-        assert re.split(r"[,;] ", re.sub(r"[\[\]]", "", shown.replace("\n", " "))) == ", ".join(expected).split(", ")
+        expected = re.sub(r"[\[\]']", "", ", ".join(str(row["right"]) for row in QUESTIONS[number].values()))
+        assert re.sub(r"[\[\]]", "", " ".join(shown.split())).replace(";", ",") == expected
