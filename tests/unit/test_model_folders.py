@@ -145,10 +145,11 @@ def test_a_head_of_its_own_is_that_of_the_file(tmp_path):
     config, _ = _transformers.configuration(tmp_path, {"tie_word_embeddings": False})  # as T5 1.1 and Flan-T5
     tiny_config.write(config, tmp_path)
     model = _transformers.create("summarization", str(tmp_path), {}, pretrained=False)
-    assert model.lm_head.weight is not model.shared.weight
+    assert model.lm_head.weight is not model.shared.weight is model.encoder.embed_tokens.weight
     model.save_pretrained(tmp_path)
     again = _transformers.create("summarization", str(tmp_path), {}, pretrained=True)
     assert torch.equal(again.lm_head.weight, model.lm_head.weight)
+    assert again.shared.weight is again.encoder.embed_tokens.weight
 
 
 def test_only_what_the_library_ties_has_to_be_one(tmp_path):

@@ -27,7 +27,8 @@ def main() -> None:
     folder, changes = str(run.model.folder), run.model.args
     config, _ = _transformers.configuration(folder, changes)
     unread = _transformers.unread(run.task, folder, changes)
-    above = [*tiny_config.about(config, of_workload.longest(run), unread), proof_table.HEAD]
+    above = tiny_config.about(config, of_workload.longest(run), unread) if any(p.trained for p in proofs) else []
+    above.append(proof_table.HEAD)
     table = "\n".join([*above, *map(proof_table.line, proofs), "", *proof_table.summary(proofs)])
     print(table)
     args.output.write_text(f"{table}\n", encoding="utf-8")

@@ -36,11 +36,12 @@ def follow(model: nn.Module, layers: Iterable[nn.Module], largest: Largest) -> N
     """
     inside = {module for layer in layers for module in layer.modules()}
     for module in model.modules():
-        if module not in inside and _is_of_positions(module):
+        if module not in inside and is_of_positions(module):
             around_forward(module, lambda forward: _by_documents(forward, largest))
 
 
-def _is_of_positions(module: nn.Module) -> bool:
+def is_of_positions(module: nn.Module) -> bool:
+    """Return whether a module of the library computes from positions alone, whatever it keeps of earlier ones."""
     arguments = [*inspect.signature(module.forward).parameters]
     return arguments[1:2] == ["position_ids"] and not any(True for _ in module.parameters())
 

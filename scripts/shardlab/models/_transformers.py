@@ -108,6 +108,10 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             f"{folder} cannot be read as a model for {task} ({name}): {reason}; {remedy}, or name a folder written by "
             "save_pretrained."
         ) from error
+    own_head = getattr(config, "own_head", False)
+    if own_head and not pretrained:
+        head = model.get_output_embeddings()
+        head.weight = nn.Parameter(head.weight.detach().clone())
     adds_loss = hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func")
     if adds_loss and getattr(config.get_text_config(), ROUTER_LOSS, False):
         raise UserError(
@@ -193,6 +197,9 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpecte
         raise UserError(f"the weights in {folder} are not finite ({_first(infinite)}); make that folder again.")
     every = dict(model.named_parameters(remove_duplicate=False))
     for tied, to in model.get_expanded_tied_weights_keys(all_submodels=True).items():
+        is_head = tied in every and every[tied] is model.get_output_embeddings().weight
+        if getattr(model.config, "own_head", False) and is_head:
+            continue
         if tied in every and every[tied] is not every.get(to, every[tied]):
             raise UserError(
                 f"{folder}: its config.json ties {tied} to {to} (tie_word_embeddings), and its weights have other "
@@ -249,8 +256,9 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
             f"{folder}/config.json: {key} has no effect in {type(config).__name__}; did you mean {meant}? Write that, "
             f"or remove {key}."
         )
-    if written.get("tie_word_embeddings") is False:  # which T5's class takes for a scale of its own alone
-        config.tie_word_embeddings = False
+    if written.get("tie_word_embeddings") is False and config.tie_word_embeddings:
+        # T5's class takes the key for a scale alone; the library ties the embeddings, and the head unless it is loaded.
+        config.own_head = True
     layers, before = (getattr(each, "num_hidden_layers", 1) for each in (config, unchanged))
     if isinstance(layers, int) and layers < 1:
         raise UserError(f"{folder}/config.json: num_hidden_layers is {layers}; a model has at least one layer.")

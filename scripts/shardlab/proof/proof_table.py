@@ -20,8 +20,7 @@ HEAD = "strategy        verdict    apart  weights   time  reason"
 
 def line(proof: Proof) -> str:
     """Format one row."""
-    trained = proof.verdict in ("equal", "differs")
-    apart, held = (f"{proof.largest:.0e}", f"{proof.held:.0%}") if trained else ("", "")
+    apart, held = (f"{proof.largest:.0e}", f"{proof.held:.0%}") if proof.trained else ("", "")
     return f"{proof.strategy:<16}{proof.verdict:<10}{apart:>6}{held:>9}{proof.seconds:>5.1f} s  {proof.reason}".rstrip()
 
 

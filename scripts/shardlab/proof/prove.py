@@ -38,6 +38,11 @@ class Proof(NamedTuple):
     """Part of the weights that the rank with most of them holds."""
     seconds: float = 0.0
 
+    @property
+    def trained(self) -> bool:
+        """Return whether a step was trained and compared."""
+        return self.verdict in ("equal", "differs")
+
 
 def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Written = NOTHING) -> Iterator[Proof]:
     """Yield the proof of each strategy with the model of ``folder``, whose sizes are tiny (proof/tiny_config.py).

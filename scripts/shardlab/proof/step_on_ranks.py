@@ -18,7 +18,7 @@ from shardlab.models._losses import IGNORE
 from shardlab.models._sequence import POSITIONS, documents_of
 from shardlab.models.weights import materialize, save
 from shardlab.proof.tiny_runs import arrays
-from shardlab.runtime import distributed, optimizers, tasks
+from shardlab.runtime import distributed, optimizers, tasks, trial
 from shardlab.runtime.batches import Steps
 from shardlab.runtime.engine import Engine
 from shardlab.settings.types import Run
@@ -61,6 +61,10 @@ def one_process(run: Run, folder: Path) -> str:
     task = _task(run, folder)
     micro = task.micro_batch("train", np.arange(run.recipe.global_batch_size))
     model.train()
+    if changing := trial.find_properties(run, task, model).get("changing"):
+        return (
+            f"the model has values that a forward pass changes ({', '.join(changing[:3])}), which no strategy trains."
+        )
     refusal = _other_loss(model, micro.batch["inputs"]) if run.task == "language_modelling" else ""
     if task.packed:
         total = _one_document_at_a_time(model, micro.batch)

@@ -135,8 +135,8 @@ def tiny(config: PreTrainedConfig, *, fill: bool = False, longest: int | None = 
 
     def made_with(positions: int, picture: int) -> PreTrainedConfig:
         made = type(config)(**_Rules(fill, longest, positions, picture).shrunk(config.to_dict(), None))
-        if hasattr(config, "tie_word_embeddings"):  # see models/_transformers.configuration
-            made.tie_word_embeddings = config.tie_word_embeddings
+        if getattr(config, "own_head", False):  # see models/_transformers.configuration
+            made.tie_word_embeddings = False
         return made
 
     try:

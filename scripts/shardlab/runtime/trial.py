@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from shardlab import models
 from shardlab.errors import UserError
 from shardlab.models import contents
+from shardlab.models._positions import is_of_positions
 from shardlab.models.weights import allocate
 from shardlab.runtime.batch_statistics import statistics_kept, tracked
 from shardlab.runtime.tasks import MicroBatch, Task
@@ -101,8 +102,12 @@ def _tensors(model: nn.Module) -> dict[str, Any]:
 def _attributes(model: nn.Module) -> dict[str, Any]:
     """Return copies of the other buffers, and of numbers, tensors and states of generators among the attributes."""
     saved = contents.saved_buffers(model)
-    found: dict[str, Any] = {name: value.clone() for name, value in model.named_buffers() if name not in saved}
+    found: dict[str, Any] = {}
     for prefix, module in model.named_modules():
+        if is_of_positions(module):
+            continue
+        own = {f"{prefix}.{name}".lstrip("."): value for name, value in module.named_buffers(recurse=False)}
+        found |= {name: value.clone() for name, value in own.items() if name not in saved}
         for key, value in vars(module).items():
             value = value.get_state() if isinstance(value, torch.Generator) else value
             if isinstance(value, Tensor | int | float):
