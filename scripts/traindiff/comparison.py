@@ -200,9 +200,16 @@ def _states(pair: Pair, step: int, names: list[str]) -> Iterator[Row]:
 
     def slack(name: str) -> float:
         sizes = [_finite(float(_largest(each[name].double()))) for each in so_far if name in each]
-        return limits(name) * sum(sizes)
+        return limits(name) * sum(sizes) + _apart(pair, step, _parameter(name))
 
     yield from compare(names, pair, file, lambda capture: capture.tensors(file).__getitem__, limits, slack)
+
+
+def _apart(pair: Pair, step: int, name: str) -> float:
+    """Return how far weights are apart before a step, though equal so far: decay brings that into moments."""
+    own, other = (capture.before(step) for capture in pair.captures)
+    both = name in own and name in other and own[name].shape == other[name].shape
+    return _finite(float(_largest(own[name].double() - other[name].double()))) if both else 0.0
 
 
 def _parameter(name: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from traindiff import formulas, outputs, sample_weights
 from traindiff.capture_files import InputError
 from traindiff.comparison import stages
-from traindiff.fit import PART, Fit, View, listed, number, ranges
+from traindiff.fit import PART, Fit, View, coefficient, listed, number, ranges
 from traindiff.formulas import Formula, fewest, meaning
 from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage, owner
 
@@ -242,7 +242,7 @@ def _of_norm(view: View) -> list[Formula]:
     if not all(math.isfinite(value) and value > 0 for value in values):
         return []
     times = values[0] / values[1]
-    shown = f"norm = {number(times)} x that of the whole gradient"
+    shown = f"norm = {coefficient(times)} x that of the whole gradient"
     for text, part in _parts_of_norm(pair, step).items():
         if formulas.is_square(part, times**2, 1.0, view):
             return [Formula("norm of some", text, shown)]

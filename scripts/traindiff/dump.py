@@ -212,6 +212,8 @@ class Dump:
     # Hooks
 
     def _input(self, module: nn.Module, args: Any, keywords: Any) -> None:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return  # of torch.func, whose tensors have no values of their own
         if module.training and torch.is_grad_enabled() and self._is_active():
             if not self.seen and self.suffix is not False and not _is_fsdp1(self.model):
                 plain = {name: each for each, name in self._names().items() if not isinstance(each, DTensor)}
@@ -300,6 +302,8 @@ class Dump:
                     value.equal(self.before[1][name]) for name, value in found.items()
                 ):
                     del kinds["clipped"]  # only the norm was wanted
+            if self._is_reduced_after_clipping(names) and "clipped" in kinds:
+                kinds = {"gradients": found}
             # What another optimizer has, is its own when it steps; what none has, stays as it is here.
             written = self.files.get("gradients", {})
             kinds = {
@@ -507,6 +511,13 @@ class Dump:
         }
         return {name: _whole(value).to("cpu", copy=True).contiguous() for name, value in own.items()}
 
+    def _is_reduced_after_clipping(self, names: dict[Tensor, str]) -> bool:
+        """Return whether ranks clipped gradients of their own, and have the same ones now. A collective."""
+        values = (self.local, self._local(names))
+        ranks = _gathered([{name: float(value.double().norm()) for name, value in each.items()} for each in values])
+        before, now = ([ranks[rank][place] for rank in self.alike] for place in (0, 1))
+        return len(self.alike) > 1 and _differ(before) and not _differ(now)
+
     def _write_unreduced(self, own: dict[str, Tensor]) -> None:
         """Note each rank's norms; where ranks hold different gradients, write each rank's own. A collective."""
         norms = {name: float(value.double().norm()) for name, value in own.items()}
@@ -515,8 +526,7 @@ class Dump:
         if len(found) < 2:
             return
         self.facts["rank_norms"] = [math.hypot(*each.values()) for each in found]
-        values = {name: [each.get(name, 0.0) for each in found] for name in {n for each in found for n in each}}
-        if any(max(each) - min(each) > 1e-6 * max(each) for each in values.values()):
+        if _differ(found):
             self.folder.mkdir(parents=True, exist_ok=True)
             save_file(own, self.folder / f"unreduced-{self.step}.rank{dist.get_rank()}.safetensors")
 
@@ -667,6 +677,12 @@ def _sketch(names: dict[Tensor, str], gradients: list[Tensor]) -> dict[str, Tens
     for (name, index), value in zip(_places(names).items(), gradients, strict=True):
         sketch[name] = value.flatten() if index is None else value.flatten()[index.to(value.device)]
     return sketch
+
+
+def _differ(ranks: list[dict[str, float]]) -> bool:
+    """Return whether ranks have other norms of the same tensors."""
+    values = [[each.get(name, 0.0) for each in ranks] for name in {name for each in ranks for name in each}]
+    return any(max(each) - min(each) > 1e-6 * max(each) for each in values)
 
 
 def hashes(inputs: Any) -> tuple[list[str], str]:

@@ -219,6 +219,12 @@ def number(value: float, near: float = NEAR["F64"]) -> str:
     return f"{value:.6g}" + (f" ({fraction})" if is_fraction and not is_short else "")
 
 
+def coefficient(value: float) -> str:
+    """Return a fitted number as text to be multiplied."""
+    text = number(value)
+    return f"({text})" if " " in text.partition(" (")[0] else text
+
+
 def listed(names: Iterable[str], most: int = 3) -> str:
     """Return the first names as text, and how many more there are."""
     names = [*names]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from traindiff.capture_files import InputError
-from traindiff.fit import PART, Fit, Read, View, listed, number, ranges
+from traindiff.fit import PART, Fit, Read, View, coefficient, listed, number, ranges
 from traindiff.pair import COARSE, NUMBERS, Pair
 
 SMALLEST_SCALE = 2**8
@@ -19,7 +19,7 @@ SMALLEST_SCALE = 2**8
 LEAST = 3
 """Fewest values of a tensor that has an unknown of its own."""
 CAUSES_OF_SETTINGS = {"lr": "rate", "eps": "eps", "weight_decay": "decay", "decoupled_weight_decay": "decay"}
-CAUSES_OF_SETTINGS["count"] = "steps counted anew"
+CAUSES_OF_SETTINGS["count"] = "the optimizer's count of steps"
 """Causes of settings; of others it is that the settings differ."""
 COEFFICIENTS = {"beta1", "beta2", "momentum", "dampening", "alpha"}
 """Settings of moments."""
@@ -55,7 +55,7 @@ CHECKS = {
     "norm with a factor": "What the norm of the gradients is multiplied or divided by.",
     "coefficients of moments": "The optimizer's betas, momentum and dampening.",
     "moments lost": "Whether the optimizer's state is loaded on a resume, before the first step.",
-    "steps counted anew": "Whether the optimizer's step count is loaded on a resume.",
+    "the optimizer's count of steps": "Whether the optimizer's step count is loaded on a resume.",
     "rate": "The learning rate and its schedule: warm-up, number of steps, a scheduler that steps more than once.",
     "factor of updates": "The learning rate and decay that the optimizer really has; whether it is the same optimizer.",
     "factors of updates": "Parameter groups: which parameters are in which, their learning rates.",
@@ -216,7 +216,7 @@ def _of_zero(view: View, formula: Formula) -> Iterator[Formula]:
 def _scaled(view: View, times: float, fit: Fit) -> Formula:
     """c times the reference's tensors, by what c means."""
     kind, whole, exact = view.stage.kind, view.is_whole, replace(fit, solved=[])
-    shown = f"{kind} = {number(times)} x the reference's"
+    shown = f"{kind} = {coefficient(times)} x the reference's"
     if kind == "clipped gradient" and whole:
         return of_clipping(view, times, fit, shown)
     if kind == "gradient" and whole and (limit := _limit_of(view, times, norm_of(view, "gradients"))):
@@ -359,7 +359,7 @@ def _rows(view: View) -> Iterator[Formula]:
             times = 1 + fit.solved[0]
             place = f"{name}[{ranges(at.nonzero().flatten().tolist())}] along dimension {dim}"
             text = f"{number(times)}{meaning(view.pair, view.step, times, view.near)} ({place})"
-            yield Formula("factor of some", text, f"{place} = {number(times)} x the reference's", fit)
+            yield Formula("factor of some", text, f"{place} = {coefficient(times)} x the reference's", fit)
             return
 
 
@@ -385,9 +385,7 @@ def _previous(view: View) -> Iterator[Formula]:
             continue
         if fit := view.solve("the previous step's gradient", view.names, [before.__getitem__]):
             text = f"{number(fit.solved[0], view.near)} times that of step {view.step - 1} is added"
-            shown = (
-                f"gradient = the reference's + {number(fit.solved[0], view.near)} x the {kind} of step {view.step - 1}"
-            )
+            shown = f"gradient = the reference's + {coefficient(fit.solved[0])} x the {kind} of step {view.step - 1}"
             yield Formula("previous gradient", text, shown, fit)
             return
 
@@ -586,9 +584,9 @@ def _moments(view: View) -> Iterator[Formula]:
         sum(each.tensors for each in fits),
     )
     shown = "; ".join(
-        f"{key} = {number(a)} x that before + {number(b)} x g"
+        f"{key} = {coefficient(a)} x that before + {coefficient(b)} x g"
         + "^2" * _is_square(key)
-        + f" + {number(d)} x w" * bool(d)
+        + f" + {coefficient(d)} x w" * bool(d)
         for key, (a, b, d) in own.items()
     )
     if not usual.keys() >= own.keys():
@@ -608,7 +606,7 @@ def _moments(view: View) -> Iterator[Formula]:
         fit = Fit([sign * times[0]], fit.left, fit.values, fit.tensors)
     by_factor = is_factor and not _coefficients_said(view)
     if by_factor:
-        shown_factor = f"gradient in the optimizer = {number(sign * times[0])} x the reference's"
+        shown_factor = f"gradient in the optimizer = {coefficient(sign * times[0])} x the reference's"
         yield of_clipping(view, sign * times[0], fit, shown_factor)
     if not decays or (by_factor and len(usual) > 1):
         return
@@ -636,7 +634,7 @@ def _coefficients(*found: tuple[float, float, float]) -> str:
 
 def _rate(view: View, times: float, fit: Fit) -> Formula:
     """Updates with a factor: of the rates or the steps that the trainings say, or of something else."""
-    shown = f"update = {number(times)} x the reference's"
+    shown = f"update = {coefficient(times)} x the reference's"
     shown_of = [capture.shown(view.step) for capture in view.pair.captures]
     own, usual = (each.get("learning_rate") for each in shown_of)
     if isinstance(own, float) and isinstance(usual, float) and usual and view.same(own / usual, times, 10):
@@ -667,7 +665,7 @@ def _plain_gradient(view: View) -> Iterator[Formula]:
     )
     if usual and (fit := view.solve("a factor of the gradient", view.names, [gradient])):
         times = 1 + fit.solved[0] / usual.solved[0]
-        yield of_clipping(view, times, fit, f"gradient in the update = {number(times)} x the reference's")
+        yield of_clipping(view, times, fit, f"gradient in the update = {coefficient(times)} x the reference's")
 
 
 def _stated(view: View) -> Iterator[Formula]:
@@ -705,12 +703,15 @@ def settings(view: View, side: int) -> dict[str, dict[str, float]]:
     """Return what an optimizer says of each parameter: numbers, each of the betas, and the steps before this one."""
     shown = view.pair.captures[side].shown(view.step)
     found: dict[str, dict[str, float]] = {}
+    twice: set[str] = set()
     for group in shown.get("groups") or []:
         values = {key: value for key, value in group.items() if isinstance(value, int | float)}
         values |= {f"beta{number}": beta for number, beta in enumerate(group.get("betas") or [], 1)}
         values["count"] = (shown.get("optimizer_steps") or [0])[0]
+        # What is in several groups, of several optimizers, has no settings of its own.
+        twice |= found.keys() & {*group["params"]}
         found |= dict.fromkeys(group["params"], values)
-    return found
+    return {name: values for name, values in found.items() if name not in twice}
 
 
 def different_settings(view: View) -> dict[tuple[str, str], list[str]]:

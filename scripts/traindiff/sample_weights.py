@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from traindiff.capture_files import InputError, Samples
-from traindiff.fit import PART, ROUNDING, Fit, View, listed, number
+from traindiff.fit import PART, ROUNDING, Fit, View, coefficient, listed, number
 from traindiff.formulas import Formula, fewest
 from traindiff.pair import Pair
 
@@ -183,7 +183,7 @@ def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
             text = f"the {partition.plural}' means are added, times {number(times, view.near)}"
             fit = Fit([times], fit.left, fit.values, fit.tensors)
         divisor = f"the number of {what} of its {partition.kind} ({shown})"
-        equation = f"weight of a sample = {number(times, 10 * view.near)} x {sum(counts)} / {divisor}"
+        equation = f"weight of a sample = {coefficient(times)} x {sum(counts)} / {divisor}"
         table = _table(sums.samples, (times * weights).tolist(), partition)
         yield Formula("means of blocks", text, equation, fit, table)
 

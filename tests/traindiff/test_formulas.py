@@ -100,7 +100,7 @@ ALONE = {
     "decay by hand": ("plain", None),
     "some prepared otherwise": ("plain", "samples; other inputs: not read: "),
     "samples of the next step": ("plain", "samples; other samples: those of step 2"),
-    "resumed without the count": ("resumed", "update; steps counted anew: 0, not 2"),
+    "resumed without the count": ("resumed", "update; the optimizer's count of steps: 0, not 2"),
     "autocast": ("float32", None),
     "autocast at another rate": ("float32", "update; rate: 0.011, not 0.01"),
     "bfloat16, slowly": ("float32, slowly", "update; cast: weights are kept in bfloat16: "),

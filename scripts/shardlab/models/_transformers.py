@@ -256,9 +256,9 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
             f"{folder}/config.json: {key} has no effect in {type(config).__name__}; did you mean {meant}? Write that, "
             f"or remove {key}."
         )
-    if written.get("tie_word_embeddings") is False and config.tie_word_embeddings:
+    if written.get("tie_word_embeddings") is False and type(config)(tie_word_embeddings=False).tie_word_embeddings:
         # T5's class takes the key for a scale alone; the library ties the embeddings, and the head unless it is loaded.
-        config.own_head = True
+        config.own_head = config.tie_word_embeddings = True
     layers, before = (getattr(each, "num_hidden_layers", 1) for each in (config, unchanged))
     if isinstance(layers, int) and layers < 1:
         raise UserError(f"{folder}/config.json: num_hidden_layers is {layers}; a model has at least one layer.")
