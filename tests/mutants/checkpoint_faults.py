@@ -9,8 +9,6 @@ DUE = at(CHECKPOINTS, "test_when_a_checkpoint_is_due")
 KEPT = at(CHECKPOINTS, "test_the_newest_is_taken_and_the_last_ones_are_kept")
 ANOTHER = at(CHECKPOINTS, "test_another_configuration_is_refused_with_its_key_or_begins_afresh")
 SYNCED = at("unit/test_files", "test_a_checkpoint_is_on_the_disk_before_it_has_its_name")
-GIVEN_UP = at("unit/test_attempt_history", "test_a_run_is_given_up_where_attempts_of_a_call_lead_nowhere")
-ROOM = at("unit/test_attempt_history", "test_the_room_that_a_run_needs")
 
 FAULTS = [
     # What a training resumes with.

@@ -29,7 +29,6 @@ SPLIT_MASKS = at(
 )
 SEEDS = at(DROPOUT, "test_ranks_with_the_same_activations_draw_the_same_and_all_others_their_own")
 RESUMED_MASKS = at(DROPOUT, "test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop")
-EPOCHS = at("unit/test_order", "test_each_epoch_has_every_sample_once_and_another_order")
 VALIDATED = at("unit/test_batches", "test_a_training_validates_after_each_epoch_and_at_its_end")
 
 FAULTS = [

@@ -16,7 +16,7 @@ from shardlab.report import charts, html, run_data, snakemake_jobs, summary, sum
 from shardlab.report.bill import Bill
 from shardlab.report.families import FAMILIES, family
 from shardlab.report.recommendation import advice
-from shardlab.report.units import readable_bytes, readable_seconds
+from shardlab.report.units import readable_bytes
 from shardlab.report.verdict import judge
 from shardlab.report.workload_order import order_workloads
 from shardlab.settings import load
@@ -275,11 +275,6 @@ def test_families_follow_from_engine_and_mesh(tmp_path):
 )
 def test_bytes_are_readable(size, text):
     assert readable_bytes(size) == text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.00057, "570 µs"), (0.0269, "26.9 ms"), (1.5, "1.5 s"), (0, "0 µs")])
-def test_seconds_are_readable(seconds, text):
-    assert readable_seconds(seconds) == text
 
 
 def test_names_of_strategies_never_overlap_in_a_picture():

@@ -1,7 +1,6 @@
-"""Figures for people: bytes and seconds in a unit that leaves a short number. Files keep the raw values."""
+"""Figures for people: bytes in a unit that leaves a short number. Files keep the raw values."""
 
 BINARY = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
-SECONDS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
 
 def byte_unit(largest: float) -> tuple[str, int]:
@@ -13,12 +12,6 @@ def readable_bytes(size: float) -> str:
     """A size with its unit and three digits, as in 152 B or 1.21 MiB."""
     name, unit = byte_unit(size)
     return f"{short_number(size / unit)} {name}"
-
-
-def readable_seconds(seconds: float) -> str:
-    """A time with its unit and three digits, as in 570 µs or 26.9 ms."""
-    name, unit = next((unit for unit in SECONDS if seconds >= unit[1]), SECONDS[-1])
-    return f"{short_number(seconds / unit)} {name}"
 
 
 def short_number(number: float) -> str:

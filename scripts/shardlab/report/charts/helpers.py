@@ -64,12 +64,6 @@ def strategies(table: pd.DataFrame) -> alt.Y:
     return alt.Y("strategy:N", title=None, sort=list(dict.fromkeys(table.strategy)))
 
 
-def over_ranks(table: pd.DataFrame) -> alt.X:
-    """The number of ranks, on a base-2 logarithmic axis."""
-    values = sorted(table.ranks.unique().tolist())
-    return alt.X("ranks:Q", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=values))
-
-
 def chosen_workload(chart: Any, table: pd.DataFrame) -> Any:
     """Add a selector of the workload below the chart if there are several; initially the first one."""
     names = list(dict.fromkeys(table.workload))
