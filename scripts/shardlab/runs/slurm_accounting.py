@@ -16,7 +16,7 @@ PACK, PACK_JOB = "pack", "shardlab-pack"
 """Allocations that runs share (cli/pack.py): the stage that they count as, and the name of their jobs."""
 AT_ONCE = 500
 """Jobs to ask for at a time."""
-GOOD = ("COMPLETED", "RUNNING", "PENDING", "COMPLETING", "CONFIGURING", "SUSPENDED")
+GOOD = ("COMPLETED", *slurm.LIVE)
 
 
 @dataclass(frozen=True)
