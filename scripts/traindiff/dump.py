@@ -215,7 +215,9 @@ class Dump:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return  # of torch.func, whose tensors have no values of their own
         if module.training and torch.is_grad_enabled() and self._is_active():
-            if not self.seen and self.suffix is not False and not _is_fsdp1(self.model):
+            # FSDP has gathered its own weights here, in the dtype that it computes in.
+            sharded = _is_fsdp1(self.model) or any(isinstance(each, FSDPModule) for each in self.model.modules())
+            if not self.seen and self.suffix is not False and not sharded:
                 plain = {name: each for each, name in self._names().items() if not isinstance(each, DTensor)}
                 self.seen = {name: each.detach().to("cpu", copy=True).contiguous() for name, each in plain.items()}
             hashed, kind = hashes([keywords, args])
@@ -490,8 +492,6 @@ class Dump:
 
     def _refuse_parts(self, own: set[str]) -> None:
         """Raise a RuntimeError if another rank's optimizer has other parameters than this one's. A collective."""
-        if len(self.alike) < 2:
-            return
         ranks = _gathered(sorted(own))
         for rank in self.alike:
             if others := {*ranks[rank]} ^ own:

@@ -25,7 +25,7 @@ MODEL, CHECKPOINT = re.compile(r"model(?:-\d+-of-\d+)?"), re.compile(r"checkpoin
 """Weights that Hugging Face's trainer saves, and their folder, which counts steps from 1."""
 WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Parts of names that torch.compile, FSDP1 and activation checkpointing add; DDP's `module.` see ``_wrapper``."""
-SHOWN = re.compile(r"step[-_.=]?(\d+)\.json")
+SHOWN = re.compile(r"step-?(\d+)\.json")
 """Names of what a trainer wrote of a step."""
 UNREDUCED = "unreduced"
 UNREDUCED_FILE = re.compile(rf"{UNREDUCED}-(\d+)\.rank(\d+)\.safetensors")

@@ -38,10 +38,23 @@ def folder_of(text, precision, place):
     return place / "-".join([*(word for word in words if not word.isdigit()), *of_itself, precision])
 
 
+def twins(single, place, number):
+    """The twins of ``single``: name, run and initial weights; in low precision also ``single`` in full."""
+    from shardlab.train.perturbed import move
+
+    found = {}
+    for draw in range(number):
+        found[f"twin{draw}"] = single, place / f"initial{draw}"
+        move(single, place / "initial", draw, place / f"initial{draw}")
+    if number and single.recipe.precision != "full":
+        recipe = single.recipe.model_copy(update={"precision": "full"})
+        found["twin in full precision"] = single.model_copy(update={"recipe": recipe}), place / "initial"
+    return found
+
+
 def train_references(texts, place):
     """Train what the cases are compared with, and twins, by the code without a fault."""
     from group import Server, job
-    from trainers.judged import twins
 
     from helpers.common import save_initial
 

@@ -23,7 +23,7 @@ VERBS = {
         "watch": "watch all runs until q",
         "summarize": "compare all runs: the table and the verdict",
         "report": "draw the report of all runs",
-        "bill": "sum up what jobs used, requested and lost",
+        "bill": "sum up what jobs requested and used",
         "diagnose": "find where two trainings first differ, and why",
     },
     "In the course": {

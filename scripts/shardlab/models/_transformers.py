@@ -121,7 +121,8 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     if pretrained:
         if quantized:
             print(f"note: config.json of {folder} names a quantization; what the library reads trains in float32")
-        if {value.dtype for value in model.parameters()} == {torch.float32, torch.bfloat16}:
+        types = {value.dtype for value in model.parameters()}
+        if types != {torch.float32} and types <= {torch.float32, torch.bfloat16, torch.float16}:
             model.float()  # what is dequantized is in bfloat16
         _check_weights(folder, model, loaded, unexpected, task)
     # In its class, not by a wrapper around the model: the weights keep the names that the library knows.
@@ -286,14 +287,14 @@ def _written(folder: str | Path, args: Mapping[str, Any]) -> dict[str, Any]:
     return read_keys(Path(folder)) | {OURS.get(key, key): value for key, value in args.items()}
 
 
-IN_POSITIONS = 0.85
-"""The same for keys of rotary positions, of which the library has a list."""
 EARLIER = ("rope_scaling", "rope_theta", "partial_rotary_factor")
 """Keys of published files that the library makes ``rope_parameters`` of."""
 CLOSE_NUMBER, CLOSE = 0.7, 0.92
 """How alike a key is to the one that was meant (difflib's ratio): a number may be a size by another name, as
 num_kv_heads is; published files have other values for which no model of this library asks, like classif_dropout.
 """
+IN_POSITIONS = 0.85
+"""The same for keys of rotary positions, of which the library has a list."""
 
 
 def unread(task: str, folder: str, args: Mapping[str, Any]) -> list[str]:

@@ -67,6 +67,7 @@ def _unsaved(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal; tensors without values, and NaN of the first, count as equal."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.is_meta or other.is_meta:
         return isinstance(one, Tensor) or bool(one == other or one != one)
     return one.shape == other.shape and bool(((one == other) | (one != one)).all())

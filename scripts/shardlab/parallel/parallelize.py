@@ -195,7 +195,8 @@ def _refusing_statistics(module: nn.Module, forward: Callable[..., Any]) -> Call
                 "recipe.activation_checkpointing and recipe.compile: a forward pass changes the statistics of batch "
                 "norm, and compiled code would change them again in the recomputation; set one of the two to none."
             )
-        module.forward = forward  # type: ignore[method-assign]
+        if module.training:
+            module.forward = forward  # type: ignore[method-assign]
         return forward(*args, **keywords)
 
     return first

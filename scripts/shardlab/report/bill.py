@@ -11,7 +11,7 @@ HOW = (
     "was used: of starts that failed, were cancelled or preempted, or ran out of time; a training goes on from its "
     "checkpoint."
 )
-NONE = "Slurm's accounting (sacct) has no jobs of this folder, or there is none."
+NONE = "Slurm's accounting (sacct) has no jobs of this folder, or this machine has no accounting."
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Batch norm's statistics: all that a forward pass may change in a model (runtime/trial.py finds what else does).
+"""Batch norm's statistics: all that a forward pass may change in a model (runtime/trial.py finds other changes).
 
 One rule for every strategy: after each step, all ranks with the same modules have the first one's persistent buffers,
 as under DDP. So evaluation, checkpoints and model.safetensors see the same values.
@@ -53,7 +53,7 @@ class Recomputation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        """Put back what the block has now."""
+        """Put back the statistics that the block had on entering."""
         return self._entered.__exit__(kind, error, trace)
 
 

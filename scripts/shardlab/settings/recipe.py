@@ -187,8 +187,8 @@ class Recipe(Strict):
         description="Recompute the workload's blocks in the backward pass: full; selective (keep the results of "
         "matrix products and attention); alternate (keep those of attention and every other product, as torchtitan "
         "does); auto: the least recomputation with which the run's plan fits into the site's devices "
-        "(hardware.device_memory_gib; none if that is unknown). No result changes, also if "
-        "blocks write buffers; with compile such blocks are refused.",
+        "(hardware.device_memory_gib; none if that is unknown). No result changes, also "
+        "of batch norm's statistics; with compile, blocks that have them are refused.",
     )
     compile: Literal["none", "blocks", "model"] = Field(
         "none", description="Apply torch.compile to each of the workload's blocks, or to the whole model."

@@ -29,7 +29,9 @@ def check(script: str, where: str) -> None:
             "the project's root."
         )
     if not path.is_file():
-        raise UserError(f"{where}: script {script} is not a file; write its path from the project's root.")
+        raise UserError(
+            f"{where}: script {script} is not a file; write its path from the project's root (exercises: run shardlab lesson 1)."
+        )
     if path.suffix != ".py" and not os.access(path, os.X_OK):
         raise UserError(f"{where}: script {script} is not executable; run: chmod +x {script}.")
 
