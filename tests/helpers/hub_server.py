@@ -166,7 +166,9 @@ class Hub:
 
     def push(self, name, files):
         """Add a commit with these files; return it."""
-        commit = hashlib.sha1(f"{name} {len(self.commits)}".encode()).hexdigest()
+        # The client keeps lists of a commit's files by its address, which another server may have had before.
+        content = [(path, hashlib.sha1(data).hexdigest()) for path, data in sorted(files.items())]
+        commit = hashlib.sha1(f"{name} {len(self.commits)} {content}".encode()).hexdigest()
         self.repositories[name] = self.commits[name, commit] = files
         self.newest[name] = commit
         return commit
