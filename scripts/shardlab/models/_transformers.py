@@ -108,8 +108,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             f"{folder} cannot be read as a model for {task} ({name}): {reason}; {remedy}, or name a folder written by "
             "save_pretrained."
         ) from error
-    own_head = getattr(config, "own_head", False)
-    if own_head and not pretrained:
+    if getattr(config, "own_head", False) and not pretrained:
         head = model.get_output_embeddings()
         head.weight = nn.Parameter(head.weight.detach().clone())
     adds_loss = hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func")
@@ -197,11 +196,9 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpecte
     if infinite := {name for name, value in model.named_parameters() if not value.isfinite().all()}:
         raise UserError(f"the weights in {folder} are not finite ({_first(infinite)}); make that folder again.")
     every = dict(model.named_parameters(remove_duplicate=False))
+    own_head = model.get_output_embeddings().weight if getattr(model.config, "own_head", False) else None
     for tied, to in model.get_expanded_tied_weights_keys(all_submodels=True).items():
-        is_head = tied in every and every[tied] is model.get_output_embeddings().weight
-        if getattr(model.config, "own_head", False) and is_head:
-            continue
-        if tied in every and every[tied] is not every.get(to, every[tied]):
+        if tied in every and every[tied] is not own_head and every[tied] is not every.get(to, every[tied]):
             raise UserError(
                 f"{folder}: its config.json ties {tied} to {to} (tie_word_embeddings), and its weights have other "
                 f"values for each; set tie_word_embeddings to false, or remove {tied} from the weights."
