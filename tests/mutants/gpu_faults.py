@@ -236,13 +236,6 @@ FAULTS = [
         at("unit/test_remedies", "test_a_remedy_has_the_profile_of_the_current_call"),
     ),
     Fault(
-        "an estimate is for no rule",
-        f"{RUNS}/progress.py",
-        '"noise_floor": 40.0',
-        '"twins": 40.0',
-        at("unit/test_rule_names", "test_a_rule_of_that_name_exists"),
-    ),
-    Fault(
         "each layer computes its rotary angles",
         f"{S}models/_layers.py",
         "        if key not in self._known:\n",

@@ -19,7 +19,7 @@ def test_ctrl_c_is_answered_once_whoever_hears_of_it_first(first, tmp_path):
     log = tmp_path / "train.log"
     log.write_text("error: single x mlp stopped on request (SIGINT): steps saved: 7.\n")
     said = io.StringIO()
-    shown = Lines(Console(file=said, width=200), {}, logging.StreamHandler(io.StringIO()))
+    shown = Lines(Console(file=said, width=200), logging.StreamHandler(io.StringIO()))
     events = {
         "job": event("job_error", rule_name="train", log=[str(log)], output=["results/single/mlp.done"]),
         "snakemake": event(None, "Terminating processes on user request, this might take some time."),

@@ -12,7 +12,7 @@ import pytest
 from helpers.common import tiny_run
 from helpers.reports import BYTES, STEP, finished, planned
 from shardlab.records.reports import TrainReport
-from shardlab.report import charts, html, run_data, snakemake_jobs, summary, summary_markdown
+from shardlab.report import charts, html, run_data, summary, summary_markdown
 from shardlab.report.bill import Bill
 from shardlab.report.families import FAMILIES, family
 from shardlab.report.recommendation import advice
@@ -53,7 +53,7 @@ def test_each_chart_has_its_figures(found):
     assert traffic.to_dict("records") == [
         {"strategy": "ddp", "collective": "all-reduce (dp_replicate)", "bytes": 2**20, "planned": 2**19}
     ]
-    named = (*charts.PER_WORKLOAD, *charts.PER_STRATEGY, *charts.SWEEP, *charts.OVERALL)
+    named = (*charts.PER_WORKLOAD, *charts.PER_STRATEGY, *charts.SWEEP)
     files = {path.stem for path in Path(charts.__file__).parent.glob("*.py")} - {"__init__", "helpers"}
     assert files == {*named}, "each file is named in charts/__init__.py"
     for name in named:
@@ -132,26 +132,6 @@ def test_the_page_links_the_diagnosis_of_a_run_that_is_not_equal(found, tmp_path
     (tmp_path / "diagnosis/ddp").mkdir(parents=True)
     (tmp_path / "diagnosis/ddp/mlp.md").write_text("# ddp x mlp")
     assert '<a href="diagnosis/ddp/mlp.md">ddp x mlp</a>' in html.html(found, {}, CONFIG, {}, {}, BILL, tmp_path)
-
-
-def test_jobs_are_read_off_snakemake_s_notes_and_damaged_ones_left_out(tmp_path):
-    folder = tmp_path / ".snakemake/metadata"
-    assert snakemake_jobs.jobs(tmp_path) == []
-    folder.mkdir(parents=True)
-    for name, start in (("YQ==", 7.0), ("YWI=", 8.0), ("YmE=", 9.0)):
-        (folder / name).write_text(json.dumps({"rule": "train", "starttime": start, "endtime": 9.5}))
-    for name in ("a", "ab"):  # and no ba, whose job Slurm refused
-        (tmp_path / name).touch()
-    (folder / "Yg==").write_text("{")
-    (folder / "no base64").write_text("{}")
-    assert snakemake_jobs.jobs(tmp_path) == [
-        snakemake_jobs.Job("train", "a", 7.0, 9.5),
-        snakemake_jobs.Job("train", "ab", 8.0, 9.5),
-    ]
-    assert snakemake_jobs.seconds_by_rule(tmp_path) == {"train": 2.0}
-    table = pd.DataFrame(columns=summary.COLUMNS)
-    found = run_data.collect(table, tmp_path / "results").jobs
-    assert found.start.tolist() == [0.0, 1.0]
 
 
 def rows(**speeds):

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from shardlab.files import ROOT
-from shardlab.runs import progress, stages
+from shardlab.runs import stages
 from shardlab.settings import sites
 
 RULES = {
@@ -53,7 +53,6 @@ def in_documents():
 @pytest.mark.parametrize(
     "named",
     [
-        pytest.param([("GUESS", name) for name in progress.GUESS], id="estimates"),
         pytest.param([("STAGES", name) for name in stages.STAGES], id="stages"),
         pytest.param([("Stage", name) for name in get_args(sites.Stage)], id="stages of a site"),
         pytest.param([*compared()], id="comparisons"),

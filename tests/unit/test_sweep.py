@@ -158,7 +158,7 @@ def test_mean_deviation_and_the_best(tmp_path):
     )
     text = summary_markdown.markdown(table, config, left_out)
     assert "| single     | mnist      | 0.1             | 3      | 2.500000 ± 0.500000" in text
-    drawn = chart.table(run_data.RunData(table, [], pd.DataFrame()))
+    drawn = chart.table(run_data.RunData(table, []))
     assert drawn[["variant", "number", "low", "high"]].to_numpy().tolist()[:2] == [
         ["single", 0.01, 3.0, 5.0],
         ["single", 0.1, 2.0, 3.0],

@@ -47,7 +47,7 @@ def test_a_bar_a_line_per_run_and_a_sentence_per_failure(tree):
         "All 2 runs are equal to single: first steps, validation loss, test loss and weights.",
         "Open results/report.html",
     ]
-    assert any(re.search(r" \d+/16 about \d+ s left$", line) for line in lines(seen, bar=True))
+    assert any(re.search(r" \d+/16 0:\d\d:\d\d$", line) for line in lines(seen, bar=True))
     shown = [line for line in lines(seen) if " x mlp" in line]
     words = [re.sub(r"[\d.]+ s$", "", line).split() for line in shown]
     of_ddp, of_single = sorted(words)

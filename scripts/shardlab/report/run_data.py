@@ -1,6 +1,6 @@
 """Data of a call's runs for tables, charts and the report: the rows of summary.csv that have results."""
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from shardlab.records import metrics, plan
 from shardlab.records.plan import Plan
 from shardlab.records.reports import TestReport, TrainReport
 from shardlab.records.timeline import Timeline
-from shardlab.report import snakemake_jobs
 from shardlab.report.families import family
 from shardlab.settings.types import Run
 
@@ -45,8 +44,6 @@ class RunData:
 
     table: pd.DataFrame
     runs: list[Shown]
-    jobs: pd.DataFrame
-    """rule, name, start, end (seconds since the first one began) of the workflow's jobs whose files exist."""
     singles: list[Shown] = field(default_factory=list)
     """The runs of ``single``, to compare with."""
     events: int = MARKS
@@ -100,7 +97,7 @@ def collect(table: pd.DataFrame, results: Path, workloads: list[str] | None = No
         run = Run.model_validate(train.settings)
         planned = plan.find(run, *plan.places(results, run))
         runs.append(Shown(train, test, pd.DataFrame(steps, columns=columns), timeline, planned))
-    return RunData(table, runs, _jobs(results.resolve().parent))
+    return RunData(table, runs)
 
 
 def _timeline(path: Path, train: TrainReport) -> Timeline | None:
@@ -110,10 +107,3 @@ def _timeline(path: Path, train: TrainReport) -> Timeline | None:
     except UserError:
         return None
     return timeline if timeline.identity == train.identity else None
-
-
-def _jobs(project: Path) -> pd.DataFrame:
-    """Return rule, name, start, end of the workflow's jobs, in seconds since the first one; empty without metadata."""
-    table = pd.DataFrame(map(asdict, snakemake_jobs.jobs(project)), columns=["rule", "name", "start", "end"])
-    first = table.start.min() if len(table) else 0.0
-    return table.assign(start=table.start - first, end=table.end - first)

@@ -7,33 +7,27 @@ package, which this project is not.
 
 import logging
 import re
-import time
-from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.text import Text
 
 from shardlab.errors import IN_LOG, UserError
 from shardlab.files import read_json
 from shardlab.patches import snakemake_logging
-from shardlab.report.snakemake_jobs import seconds_by_rule
 
-GUESS = {"train": 12.0, "noise_floor": 40.0, "evaluate": 6.0}
-"""Estimated seconds per job if none of its rule has ended yet, in this call or an earlier one; other rules: OTHERS."""
-OTHERS = 2.0
 SHOWN = ("Nothing to be done", "Complete log", "of an earlier call", "Shutting down", "Will exit")
 """Messages without a job that are shown."""
 RUN = re.compile(r"results/([^/]+)/([^/]+?)(?:\.done|/test\.json)$")
 
 
-def install(project: Path) -> None:
-    """Replace Snakemake's handler, where it writes to a terminal, for calls in the ``project``'s folder."""
+def install() -> None:
+    """Replace Snakemake's handler, where it writes to a terminal."""
 
     def lines(stream: Any, old: logging.Handler) -> logging.Handler:
-        return Lines(Console(file=stream, highlight=False), seconds_by_rule(project), old)
+        return Lines(Console(file=stream, highlight=False), old)
 
     snakemake_logging.replace_terminal_handlers(lines)
 
@@ -41,16 +35,16 @@ def install(project: Path) -> None:
 class Lines(logging.Handler):
     """Shows the events of Snakemake's log on a terminal."""
 
-    def __init__(self, console: Console, recorded: dict[str, float], before: logging.Handler | None = None) -> None:
+    def __init__(self, console: Console, before: logging.Handler | None = None) -> None:
         """``before``: the handler that this one replaces; its filters are kept (--quiet)."""
         super().__init__()
-        self.console, self.estimate = console, Estimate(recorded)
+        self.console = console
         self.filters = list(before.filters) if before else []
         self.jobs: dict[Any, logging.LogRecord] = {}
-        columns = [BarColumn(None), MofNCompleteColumn(), TextColumn("{task.fields[left]}")]
+        columns = [BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn()]
         self.bar = Progress(*columns, console=console, transient=True)
         self.stopped = False
-        self.task = self.bar.add_task("", total=None, left="")
+        self.task = self.bar.add_task("", total=None)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show a record, or remember it for later."""
@@ -88,26 +82,19 @@ class Lines(logging.Handler):
         self.stopped = True
 
     def _run_info(self, record: logging.LogRecord) -> None:
-        stats = dict(getattr(record, "stats", {}))
-        total = stats.pop("total", 0)
-        self.estimate.expect(stats)
-        self.bar.update(self.task, total=total, left=self.estimate.left())
+        self.bar.update(self.task, total=dict(getattr(record, "stats", {})).get("total", 0))
         self.bar.start()
 
     def _job_info(self, record: logging.LogRecord) -> None:
         self.jobs[getattr(record, "jobid", None)] = record
-        self.estimate.begin(getattr(record, "jobid", None), getattr(record, "rule_name", ""))
 
     def _job_finished(self, record: logging.LogRecord) -> None:
-        number = getattr(record, "job_id", None)
-        self.estimate.end(number)
-        job = self.jobs.get(number)
+        job = self.jobs.get(getattr(record, "job_id", None))
         if job is not None and getattr(job, "rule_name", "") == "evaluate":
             self.console.print(Text(finished(getattr(job, "wildcards", {}))))
 
     def _progress(self, record: logging.LogRecord) -> None:
         self.bar.update(self.task, completed=getattr(record, "done", 0), total=getattr(record, "total", None))
-        self.bar.update(self.task, left=self.estimate.left())
 
     def _job_error(self, record: logging.LogRecord) -> None:
         sentence = failed(record)
@@ -143,52 +130,3 @@ def failed(record: logging.LogRecord) -> str:
         if path.is_file() and (errors := IN_LOG.findall(path.read_text(encoding="utf-8", errors="replace"))):
             return f"{what}: {errors[-1]} ({path})"
     return f"{what} failed" + (f"; see {logs[0]}" if logs else "")
-
-
-class Estimate:
-    """Estimated remaining time: seconds per job of each rule, times the jobs to come, divided by the parallelism so
-    far.
-    """
-
-    def __init__(self, recorded: dict[str, float]) -> None:
-        """``recorded``: seconds per job by rule, from earlier calls."""
-        self.recorded = recorded
-        self.to_come: Counter[str] = Counter()
-        self.running: dict[Any, tuple[str, float]] = {}
-        self.took: dict[str, list[float]] = defaultdict(list)
-        self.started: float | None = None
-
-    def expect(self, stats: dict[str, int]) -> None:
-        self.to_come = Counter(stats)
-
-    def begin(self, number: Any, rule: str, now: float | None = None) -> None:
-        now = time.monotonic() if now is None else now
-        self.started = now if self.started is None else self.started
-        self.running[number] = (rule, now)
-
-    def end(self, number: Any, now: float | None = None) -> None:
-        if number in self.running:
-            rule, began = self.running.pop(number)
-            self.took[rule].append((time.monotonic() if now is None else now) - began)
-            self.to_come[rule] -= 1
-
-    def each(self, rule: str) -> float:
-        if local := self.took[rule]:
-            return sum(local) / len(local)
-        return self.recorded.get(rule, GUESS.get(rule, OTHERS))
-
-    def seconds(self, now: float | None = None) -> float:
-        now = time.monotonic() if now is None else now
-        work = sum(max(0, count) * self.each(rule) for rule, count in self.to_come.items())
-        under_way = [(self.each(rule), now - began) for rule, began in self.running.values()]
-        work -= sum(min(each, so_far) for each, so_far in under_way)
-        spent = sum(map(sum, self.took.values())) + sum(so_far for _, so_far in under_way)
-        elapsed = now - self.started if self.started is not None else 0.0
-        return work / max(1.0, spent / elapsed if elapsed > 0 else 1.0)
-
-    def left(self) -> str:
-        """Format the approximate remaining time; empty once all jobs are done."""
-        if not any(self.to_come.values()):
-            return ""
-        seconds = self.seconds()
-        return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {max(1, seconds):.0f} s left"

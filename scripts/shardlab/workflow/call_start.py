@@ -59,7 +59,7 @@ def take_over(arguments: list[str], folder: Path) -> None:
     if sys.stderr.isatty():
         from shardlab.runs import progress
 
-        progress.install(folder)
+        progress.install()
 
 
 def note_done(arguments: list[str], folder: Path, runs: Iterable[Run], frozen: Callable[[], Mapping[str, Run]]) -> None:

@@ -1,6 +1,6 @@
 """The charts of the report, one file each: its title and caption, its table, and its drawing.
 
-To add a chart, add a file named in PER_WORKLOAD, PER_STRATEGY, SWEEP or OVERALL. What its table can be made of is in
+To add a chart, add a file named in PER_WORKLOAD, PER_STRATEGY or SWEEP. What its table can be made of is in
 ``report/run_data.py``. Imports no torch.
 """
 
@@ -30,7 +30,6 @@ COMPARISON = "speed_and_memory"
 """The one of these that the page begins with."""
 PER_STRATEGY = ("memory_per_rank", "step", "schedule")
 SWEEP = ("sweep",)
-OVERALL = ("jobs",)
 
 
 class Chart(Protocol):

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from shardlab.report import summary_markdown, sweep_table
 from shardlab.report.bill import Bill
-from shardlab.report.charts import ANCHORS, COMPARISON, OVERALL, PER_STRATEGY, PER_WORKLOAD, SWEEP, load
+from shardlab.report.charts import ANCHORS, COMPARISON, PER_STRATEGY, PER_WORKLOAD, SWEEP, load
 from shardlab.report.charts.helpers import share_axes
 from shardlab.report.families import FAMILIES
 from shardlab.report.recommendation import advice, measured, smallest_and_fastest, trade
@@ -57,7 +57,7 @@ def charts(run_data: RunData, workloads: list[str]) -> Drawn:
     scopes += [(name, run_data.under(name), PER_STRATEGY) for name in strategies(run_data)]
     parts = [(name, f"{name}.{scope}", part) for scope, part, names in scopes for name in names]
     drawn: Drawn = {}
-    for name, key, part in parts + [(name, name, run_data) for name in (*SWEEP, *OVERALL)]:
+    for name, key, part in parts + [(name, name, run_data) for name in SWEEP]:
         chart = load(name)
         table = chart.table(part)
         if len(table):
@@ -107,7 +107,6 @@ def html(
         workloads=[_workload(run_data.for_workload(name), name, drawn) for name in workloads],
         pages=PAGES,
         strategies=[_strategy(run_data.under(name), name, drawn) for name in strategies(run_data)],
-        overall=[_shown(name, name) for name in OVERALL if name in drawn],
         faults=_faults(run_data),
         billed=billed,
         results="results",
