@@ -9,9 +9,6 @@ from shardlab.report.verdict import UNEQUAL
 
 RULE = ("ddp", "fsdp")
 """Rule of thumb: DDP while a copy fits into each device's memory, FSDP otherwise."""
-NEAR = 0.9
-"""Fraction of the fastest strategy's speed above which another one counts as equally fast, given the noise."""
-
 
 Runs = dict[str, dict[Any, Any]]
 """Strategy: its row."""
@@ -20,14 +17,28 @@ Runs = dict[str, dict[Any, Any]]
 def measured(rows: pd.DataFrame) -> Runs:
     """Return the rows of one workload that can be chosen from."""
     known = rows[(rows.status == "done") & (rows.equality != UNEQUAL)]
-    known = known.dropna(subset=["samples_per_second", "tensor_bytes"])
+    known = known.dropna(subset=["samples_per_second", "tensor_bytes", "step_seconds_median", "step_seconds_p95"])
     return {str(row["strategy"]): row for row in known.to_dict("records")}
 
 
-def smallest_and_fastest(runs: Runs) -> tuple[str, str]:
-    """Return the strategies with the least memory and with the most samples per second."""
-    smallest = min(runs, key=lambda name: runs[name]["tensor_bytes"])
-    return smallest, max(runs, key=lambda name: runs[name]["samples_per_second"])
+def fastest(runs: Runs) -> list[str]:
+    """Return the strategy with the shortest median step, and those whose own is no longer than 95 % of its steps."""
+    by_time = sorted(runs, key=lambda name: runs[name]["step_seconds_median"])
+    return [name for name in by_time if runs[name]["step_seconds_median"] <= runs[by_time[0]]["step_seconds_p95"]]
+
+
+def smallest(runs: Runs) -> dict[int, str]:
+    """Return the strategy with the least memory per rank of those on as many ranks, by their number; without numbers
+    of which there is one strategy alone.
+    """
+    of_ranks: dict[int, list[str]] = {}
+    for name, run in runs.items():
+        of_ranks.setdefault(run["world_size"], []).append(name)
+    return {
+        ranks: min(names, key=lambda name: runs[name]["tensor_bytes"])
+        for ranks, names in sorted(of_ranks.items())
+        if len(names) > 1
+    }
 
 
 def trade(runs: Runs, name: str) -> list[str]:
@@ -48,23 +59,31 @@ def advice(rows: pd.DataFrame) -> str:
     runs = measured(rows)
     if len(runs) < 2:
         return ""
-    smallest, fastest = smallest_and_fastest(runs)
-    parts = [f"Of {len(runs)} strategies measured here, {fastest} is the fastest: {_figures(runs[fastest])}."]
-    if fastest == "single":
-        parts = [f"One device is the fastest here ({_figures(runs[fastest])}): for this model ranks only add waiting."]
-    if smallest != fastest:
-        part = runs[smallest]["samples_per_second"] / runs[fastest]["samples_per_second"]
-        parts.append(f"Least memory: {smallest}, {_figures(runs[smallest])}, {part:.0%} of that speed.")
-    parts += [_rule(runs, fastest)]
-    return " ".join(filter(None, parts))
+    quickest, *others = fastest(runs)
+    parts = [f"Of {len(runs)} strategies measured here, {quickest} is the fastest: {_figures(runs[quickest])}."]
+    if quickest == "single" and not others:
+        parts = [f"One device is the fastest here ({_figures(runs[quickest])}): for this model ranks only add waiting."]
+    if others:
+        parts = [f"{_listed([quickest, *others])} are the fastest: their steps vary more than they differ."]
+    parts += [
+        f"Least memory on {ranks} rank{'s' * (ranks > 1)}: {name}, {_figures(runs[name])}."
+        for ranks, name in smallest(runs).items()
+    ]
+    return " ".join(filter(None, [*parts, _rule(runs)]))
 
 
-def _rule(runs: Runs, fastest: str) -> str:
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _rule(runs: Runs) -> str:
+    """Return whether the rule of thumb holds: that what it suggests is among the fastest."""
     known = [name for name in RULE if name in runs]
     if not known:
         return ""
-    part = runs[known[0]]["samples_per_second"] / runs[fastest]["samples_per_second"]
-    held = "it holds here" if part >= NEAR else f"here it reaches {part:.0%} of the fastest one's speed"
+    quickest = fastest(runs)
+    part = runs[quickest[0]]["step_seconds_median"] / runs[known[0]]["step_seconds_median"]
+    held = "it holds here" if known[0] in quickest else f"here it reaches {part:.0%} of the fastest one's speed"
     return f"The rule of thumb (ddp while the model fits, fsdp if not) suggests {known[0]}: {held}."
 
 

@@ -1,6 +1,5 @@
 """Helpers that charts share: marks colored by family of strategies, labels, units."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import altair as alt
@@ -20,13 +19,16 @@ ANCHORS = {
     "end-label": ["right"],
 }
 """Style of a text mark: the sides of its point where Vega may place it (``charts.place_labels``)."""
-MARGIN = 1.3
-"""Factor by which shared logarithmic axes are longer than what they show, at both ends."""
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
+"""Strokes of the strategies of a family, whose color is the same."""
 
 
 def lines(table: pd.DataFrame, **channels: Any) -> alt.Chart:
+    names = table.drop_duplicates("strategy")
+    strokes = [DASHES[number % len(DASHES)] for number in names.groupby("family").cumcount()]
+    dash = alt.StrokeDash("strategy:N", scale=alt.Scale(domain=[*names.strategy], range=strokes), legend=None)
     chart = alt.Chart(table, width=WIDTH, height=HEIGHT).mark_line(strokeWidth=2)
-    return _by_family(table, chart, detail="strategy:N", **channels)
+    return _by_family(table, chart, strokeDash=dash, **channels)
 
 
 def points(table: pd.DataFrame, size: int = 90, **channels: Any) -> alt.Chart:
@@ -71,18 +73,6 @@ def chosen_workload(chart: Any, table: pd.DataFrame) -> Any:
         return chart
     chosen = alt.param(name="workload", value=names[0], bind=alt.binding_select(options=names, name="workload "))
     return chart.transform_filter("datum.workload == workload").add_params(chosen)
-
-
-def share_axes(drawn: Iterable[tuple[pd.DataFrame, dict[str, Any]]]) -> None:
-    """Give charts of layers with logarithmic axes, which are compared, the same ones. Of each chart its table and its
-    Vega-Lite specification, which is changed.
-    """
-    charts = [*drawn]
-    for _, chart in charts:
-        for channel in (layer["encoding"][side] for layer in chart["layer"] for side in ("x", "y")):
-            values = [table[channel["field"]] for table, _ in charts]
-            ends = min(map(min, values)) / MARGIN, max(map(max, values)) * MARGIN
-            channel["scale"]["domain"] = [float(end) for end in ends]
 
 
 def in_unit(table: pd.DataFrame, *columns: str) -> tuple[pd.DataFrame, str]:

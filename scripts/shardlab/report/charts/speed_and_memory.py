@@ -10,8 +10,8 @@ from shardlab.report.units import readable_bytes
 TITLE = "Time per step and memory"
 CAPTION = (
     "Time per step against the peak memory of all tensors on the rank that held the most, both relative to single's "
-    "and on logarithmic scales: lower left is better. The axes are the same for each workload. Names that would "
-    "overlap are left out; hover over a mark for its name and figures."
+    "and on logarithmic scales: lower left is better. Names that would overlap are left out; hover over a mark for its "
+    "name and figures."
 )
 COLUMNS = ["strategy", "family", "ranks", "samples_per_second", "tensor_bytes"]
 

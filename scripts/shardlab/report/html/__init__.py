@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Hashable
 from dataclasses import asdict
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,8 @@ from markupsafe import Markup
 from shardlab.report import summary_markdown, sweep_table
 from shardlab.report.bill import Bill
 from shardlab.report.charts import ANCHORS, COMPARISON, PER_STRATEGY, PER_WORKLOAD, SWEEP, load
-from shardlab.report.charts.helpers import share_axes
 from shardlab.report.families import FAMILIES
-from shardlab.report.recommendation import advice, measured, smallest_and_fastest, trade
+from shardlab.report.recommendation import advice, fastest, measured, smallest, trade
 from shardlab.report.run_data import RunData, Shown
 from shardlab.report.strategy_docs import explained
 from shardlab.report.summary import MEMORY_KINDS
@@ -62,7 +62,6 @@ def charts(run_data: RunData, workloads: list[str]) -> Drawn:
         table = chart.table(part)
         if len(table):
             drawn[key] = table, chart.draw(table).properties(description=chart.CAPTION).to_dict()
-    share_axes(drawn[key] for name in workloads if (key := f"{COMPARISON}.{name}") in drawn)
     return drawn
 
 
@@ -94,6 +93,8 @@ def html(
         flips=flips(run_data.table),
         diagnoses=[(name, page, (results / page).exists()) for name, page in pages(run_data.table).items()],
         call=summary_markdown.call(config),
+        origin=_origin(run_data),
+        written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         about_columns=f"{summary_markdown.WEIGHTS} {summary_markdown.MEMORY}",
         states={state: text for state, text in STATES.items() if state in set(run_data.table.equality.dropna())},
         best=_best(run_data.table, workloads),
@@ -191,14 +192,28 @@ def _matrix(
     return matrix, list(notes)
 
 
-def _best(table: pd.DataFrame, workloads: list[str]) -> list[tuple[str, list[list[str]]]]:
-    """The first rows of the matrix: of each workload the strategies with the least memory and the fastest one, in
-    lines; a cell is empty where there is nothing to choose from.
+def _best(table: pd.DataFrame, workloads: list[str]) -> list[tuple[str, list[list[list[str]]]]]:
+    """The first rows of the matrix: of each workload the strategies with the least memory for their number of ranks,
+    and the fastest ones, each in lines; a cell is empty where there is nothing to choose from.
     """
     choices = [measured(table[table.workload == name]) for name in workloads]
-    found = [[trade(runs, name) for name in smallest_and_fastest(runs)] if len(runs) > 1 else None for runs in choices]
-    names = ("least memory", "fastest")
-    return [(name, [each[row] if each else [] for each in found]) for row, name in enumerate(names) if any(found)]
+    choices = [runs if len(runs) > 1 else {} for runs in choices]
+    least = [[trade(runs, name) for name in smallest(runs).values()] for runs in choices]
+    quick = [[trade(runs, name) for name in fastest(runs)] if runs else [] for runs in choices]
+    return [(name, cells) for name, cells in (("least memory", least), ("fastest", quick)) if any(cells)]
+
+
+def _origin(run_data: RunData) -> str:
+    """Where the runs of the page come from: commits, machines, devices, versions."""
+    reports = [run.train for run in run_data.runs]
+    found = {
+        "commit": [report.git_commit or "unknown" for report in reports],
+        "on": [host for report in reports for host in report.hosts],
+        "devices": [device for report in reports for device in report.devices],
+        "": [f"{name} {each}" for report in reports for name, each in report.versions.items()],
+    }
+    parts = [f"{name} {', '.join(dict.fromkeys(values))}".strip() for name, values in found.items() if values]
+    return "; ".join(parts)
 
 
 def _cell(row: dict[Hashable, Any] | None, reason: str) -> tuple[str, str, str]:
@@ -212,7 +227,9 @@ def _cell(row: dict[Hashable, Any] | None, reason: str) -> tuple[str, str, str]:
     if pd.isna(row["equality"]):
         return text, "missing", "No finished `single` to compare with."
     shown = text if row["strategy"] == "single" else summary_markdown.difference(row["rel_diff"])
-    return shown, str(row["equality"]), ""
+    state = str(row["equality"])
+    # Not by the color alone.
+    return f"{shown} {state}" if state == UNEQUAL else shown, state, ""
 
 
 def _workload(run_data: RunData, name: str, drawn: Drawn) -> dict[str, Any]:

@@ -34,7 +34,7 @@ function draw(place) {
   const spec = specs[place.dataset.spec];
   const fit = { width: place.clientWidth, autosize: { type: "fit-x", contains: "padding" } };
   // Charts with several panels keep their width and scroll.
-  const size = spec.vconcat || spec.facet ? {} : fit;
+  const size = spec.hconcat || spec.facet ? {} : fit;
   // The panels of the overview share the page's legend.
   const small = place.dataset.height;
   if (small) size.height = Number(small);
