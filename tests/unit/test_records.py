@@ -55,6 +55,7 @@ def attempt(number, **values):
 def test_times_are_those_of_the_steps_behind_the_warm_up():
     found = report(tiny_run("mlp"))
     assert found.step_seconds_median == 10.5
+    assert found.step_seconds_quartiles == (6.0, 15.0)
     assert found.step_seconds_p95 == 19.0, "of 20 steps one takes longer"
     assert found.samples_per_second == 20 * STEP["samples"] / sum(range(1, 21))
     assert (found.steps, found.samples) == (len(SECONDS), len(SECONDS) * STEP["samples"])

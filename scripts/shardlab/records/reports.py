@@ -147,6 +147,7 @@ class TrainReport(Report):
     )
     step_seconds_median: float | None = Field(description=f"Median step, {LATER}.")
     step_seconds_p95: float | None = Field(description=f"95th percentile step, {LATER}.")
+    step_seconds_quartiles: tuple[float, float] | None = Field(None, description=f"First and third quartile, {LATER}.")
     samples_per_second: float | None = Field(description=f"Samples over the steps' time, {LATER}.")
     idle: list[float] | None = Field(
         None,

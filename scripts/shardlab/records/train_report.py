@@ -79,9 +79,11 @@ def _step_statistics(steps: list[dict[str, Any]]) -> dict[str, Any]:
     if not steps:
         return {"step_seconds_median": None, "step_seconds_p95": None, "samples_per_second": None}
     seconds = sorted(record["seconds"] for record in steps)
+    last = len(seconds) - 1
     return {
         "step_seconds_median": statistics.median(seconds),
-        "step_seconds_p95": seconds[round(0.95 * (len(seconds) - 1))],
+        "step_seconds_quartiles": (seconds[round(0.25 * last)], seconds[round(0.75 * last)]),
+        "step_seconds_p95": seconds[round(0.95 * last)],
         "samples_per_second": sum(record["samples"] for record in steps) / sum(seconds),
     }
 

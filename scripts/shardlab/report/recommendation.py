@@ -17,14 +17,14 @@ Runs = dict[str, dict[Any, Any]]
 def measured(rows: pd.DataFrame) -> Runs:
     """Return the rows of one workload that can be chosen from."""
     known = rows[(rows.status == "done") & (rows.equality != UNEQUAL)]
-    known = known.dropna(subset=["samples_per_second", "tensor_bytes", "step_seconds_median", "step_seconds_p95"])
+    known = known.dropna(subset=["samples_per_second", "tensor_bytes", "step_seconds_q1", "step_seconds_q3"])
     return {str(row["strategy"]): row for row in known.to_dict("records")}
 
 
 def fastest(runs: Runs) -> list[str]:
-    """Return the strategy with the shortest median step, and those whose own is no longer than 95 % of its steps."""
-    by_time = sorted(runs, key=lambda name: runs[name]["step_seconds_median"])
-    return [name for name in by_time if runs[name]["step_seconds_median"] <= runs[by_time[0]]["step_seconds_p95"]]
+    """Return the strategy with the most samples per second, and those whose middle half of the steps overlaps its."""
+    by_speed = sorted(runs, key=lambda name: -runs[name]["samples_per_second"])
+    return [name for name in by_speed if runs[name]["step_seconds_q1"] <= runs[by_speed[0]]["step_seconds_q3"]]
 
 
 def smallest(runs: Runs) -> dict[int, str]:
@@ -82,7 +82,7 @@ def _rule(runs: Runs) -> str:
     if not known:
         return ""
     quickest = fastest(runs)
-    part = runs[quickest[0]]["step_seconds_median"] / runs[known[0]]["step_seconds_median"]
+    part = runs[known[0]]["samples_per_second"] / runs[quickest[0]]["samples_per_second"]
     held = "it holds here" if known[0] in quickest else f"here it reaches {part:.0%} of the fastest one's speed"
     return f"The rule of thumb (ddp while the model fits, fsdp if not) suggests {known[0]}: {held}."
 
