@@ -75,7 +75,9 @@ def _first(kind: type[BaseModel], errors: list[Any], where: str) -> UserError:
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         known = _keys(kind, first["loc"][:-1])
-        close = get_close_matches(str(first["loc"][-1]), known, n=1)
+        name = str(first["loc"][-1])
+        inside = [f"{each}.{name}" for each in known if name in _keys(kind, (*first["loc"][:-1], each))]
+        close = inside or get_close_matches(name, known, n=1)
         hint = f"did you mean `{close[0]}`? " if close else ""
         known_text = f"known keys: {choices(known)}." if known else ""
         return UserError(f"{where}: unknown key `{key}`; {hint}{known_text}")

@@ -29,7 +29,7 @@ FAULTS = [
         "(ranks - 1) / segments",
         at("unit/test_records", "test_the_bubble_of_a_pipeline"),
     ),
-    Fault("the 95th percentile is the median", RECORDS, "round(0.95 * (len", "round(0.5 * (len", TIMES),
+    Fault("the 95th percentile is the median", RECORDS, "round(0.95 * last)", "round(0.5 * last)", TIMES),
     Fault(
         "twice the throughput",
         RECORDS,
@@ -58,7 +58,7 @@ FAULTS = [
     Fault(
         "an edited report is taken",
         f"{S}records/reports.py",
-        "if report.seal != report._digest():",
+        'if report.seal != digest({key: value for key, value in values.items() if key != "seal"}):',
         "if False:",
         at("unit/test_summary", "test_an_edited_report_is_no_figure_of_the_table"),
     ),
@@ -183,8 +183,8 @@ FAULTS = [
     Fault(
         "the report advises the slowest",
         f"{S}report/recommendation.py",
-        'return smallest, max(runs, key=lambda name: runs[name]["samples_per_second"])',
-        'return smallest, min(runs, key=lambda name: runs[name]["samples_per_second"])',
+        'key=lambda name: -runs[name]["samples_per_second"])',
+        'key=lambda name: runs[name]["samples_per_second"])',
         at("unit/test_report", "test_advice_comes_from_the_figures"),
     ),
     Fault(

@@ -7,7 +7,7 @@ from shardlab.workflow import call_start, dry_run, rule_files
 from shardlab.workflow.call_runs import CallRuns
 from shardlab.workflow.job_requests import JobRequests
 
-with call_start.as_workflow_error():
+with call_start.as_exit():
     call_start.take_over(sys.argv[1:], Path.cwd())
     CALL = CallRuns(config, sys.argv[1:], workflow.config_settings.overwrite_config)
     REQUESTS = JobRequests(CALL)

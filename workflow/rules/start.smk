@@ -6,7 +6,7 @@ sys.path.insert(0, str(SCRIPTS.resolve()))
 
 from shardlab.workflow import call_checks, call_start
 
-with call_start.as_workflow_error():
+with call_start.as_exit():
     call_start.begin(sys.argv[1:], Path.cwd())
     # A workflow that uses this one as a module passes its configuration.
     if not workflow.modifier.skip_configfile:

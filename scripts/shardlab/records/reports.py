@@ -22,7 +22,8 @@ class Report(Strict):
     seal: str = Field("", description="SHA-256 of the other keys, to detect edited or damaged files.")
 
     def write(self, path: Path) -> None:
-        write_json(path, self.model_dump() | {"seal": self._digest()})
+        values = self.model_dump(mode="json", exclude={"seal"})
+        write_json(path, values | {"seal": digest(values)})
 
     @classmethod
     def read(cls, path: Path, remedy: str) -> Self:
@@ -37,12 +38,10 @@ class Report(Strict):
         except UserError as error:
             problem = str(error).partition("; ")[0]  # what else the file could have helps nobody: a program writes it
             raise UserError(f"{problem}: it is damaged or of another version of this project; {remedy}.") from None
-        if report.seal != report._digest():
+        # Of what the file has: a key that came later has its default.
+        if report.seal != digest({key: value for key, value in values.items() if key != "seal"}):
             raise UserError(f"{path} was edited or damaged (its seal does not match); {remedy}.")
         return report
-
-    def _digest(self) -> str:
-        return digest(self.model_dump(mode="json", exclude={"seal"}))
 
 
 class Traffic(Strict):

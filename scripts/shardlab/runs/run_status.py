@@ -17,6 +17,8 @@ from shardlab.settings.types import Run
 
 RECENT = 20
 """Steps whose median time is used to estimate the remaining time."""
+DONE, NOT_BEGUN = "done", "not begun"
+"""Two of the actions that are counted."""
 NO_REASON = ("", "None", "(null)")
 """What squeue says of a job that the scheduler has not looked at."""
 
@@ -84,7 +86,7 @@ def next_action(run: Run, folder: Path, queued: dict[str, str] | None = None) ->
     changed = done.changed(folder)
     if other == "" and not changed:
         if folder.with_name(f"{folder.name}.done").exists():
-            return "done"
+            return DONE
         if attempts.requested(folder, identity_of(run, "")):
             return "finished, and retraining was requested: the next call trains from scratch"
         return "finished, but not recorded by Snakemake: the next call uses it as it is"
@@ -105,7 +107,7 @@ def next_action(run: Run, folder: Path, queued: dict[str, str] | None = None) ->
             return "checkpoints of its script before a change: undo it, or train with --config restart=true"
         return f"resumable, if {run.script} reads what it saved in its checkpoints folder; {_last(folder)}"
     if not folder.exists():
-        return "not begun"
+        return NOT_BEGUN
     return f"from its first step:{reason} no checkpoint; {_last(folder)}{skipped}"
 
 

@@ -19,11 +19,20 @@ from shardlab.workflow import call_checks
 
 @contextmanager
 def as_workflow_error() -> Iterator[None]:
-    """Turn a UserError into Snakemake's own error, which ends the call with its sentence; others show a traceback."""
+    """Turn a UserError into Snakemake's own error, where Snakemake builds its graph and runs jobs."""
     try:
         yield
     except UserError as error:
         raise WorkflowError(str(error)) from None
+
+
+@contextmanager
+def as_exit() -> Iterator[None]:
+    """End the call with the sentence of a UserError while Snakemake reads the rules, which would add a traceback."""
+    try:
+        yield
+    except UserError as error:
+        sys.exit(f"error: {error}")
 
 
 def begin(arguments: list[str], folder: Path) -> None:
