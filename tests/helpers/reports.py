@@ -49,7 +49,7 @@ def finished(
         "samples_per_rank": [5],
         "targets_per_rank": [10],
         "wall_seconds": 1.0,
-        "tensor_bytes": [{"peak": 9, "at_peak": BYTES, "largest": BYTES}],
+        "tensor_bytes": [{"peak": 9, "at_peak": BYTES, "largest": BYTES}] * run.world_size,
         "peak_memory_bytes": [1],
         "peak_memory_kind": "process RSS",
         "flops_per_step": 60,

@@ -82,6 +82,8 @@ def test_a_strategy_is_drawn_beside_one_device_and_its_plan(tmp_path):
     ]
     assert drawn["schedule.pp"][0][["place", "piece", "end"]].to_numpy().tolist() == [["0", 3, 1]]
     assert "step.single" not in drawn, "nothing was kept of it"
+    text = html._picture(run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path).under("pp"))
+    assert "forward and backward: send over pp, 2 KiB per rank" in text
 
 
 def test_the_load_of_experts_is_relative_to_its_layer_and_dropped_tokens_are_added_up(tmp_path):
@@ -186,7 +188,7 @@ def test_the_page_begins_with_the_verdict_the_matrix_and_the_comparison(tmp_path
     config = load.config({"strategies": ["single", "ddp"], "workloads": ["mlp", "llama2"]})
     runs = [tiny_run(workload, name) for workload in config.workloads for name in config.strategies]
     for run in runs:
-        slow, small = (4 if run.workload == "mlp" else 2), [{"peak": 3, "at_peak": BYTES, "largest": BYTES}]
+        slow, small = (4 if run.workload == "mlp" else 2), [{"peak": 3, "at_peak": BYTES, "largest": BYTES}] * 2
         seconds, more = (0.1, {}) if run.strategy == "single" else (0.1 * slow, {"tensor_bytes": small})
         finished(tmp_path, run, steps=[STEP | {"step": step, "seconds": seconds} for step in range(COUNT)], **more)
     found = run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path)
