@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from shardlab.errors import UserError, unknown
+from shardlab.errors import Unsupported, UserError, choices, unknown
 from shardlab.settings import code_fingerprint, load, pretrained, registry, run_identity, variants
 from shardlab.settings.config import Config
 from shardlab.settings.mesh import divisors
@@ -82,9 +82,12 @@ def size_of(workload: Workload, config: Config, name: str) -> Size:
     """Return the workload at the configuration's size.
 
     Raises:
-        UserError: it has no size of that name.
+        UserError: no configured workload has a size of that name.
+        Unsupported: others have.
     """
     if config.size not in workload.sizes:
+        if any(config.size in load.workload(variants.base(other)).sizes for other in config.workloads):
+            raise Unsupported(f"{name} has no size {config.size}; it has {choices(workload.sizes)}.")
         raise unknown("size", config.size, workload.sizes, f"config: size, for workload {name}")
     return workload.sizes[config.size]
 
