@@ -52,34 +52,21 @@ def test_a_run_is_given_up_where_attempts_of_a_call_lead_nowhere(story, whys, la
         story.stop_if_no_progress()
 
 
-def test_an_attempt_notes_how_far_it_came(story):
-    story.folder.mkdir()
+def test_an_attempt_notes_how_far_it_came_and_one_of_other_settings_has_nothing_of_it(story, tmp_path):
+    """Not its number, its times or how it ended; with the settings of before, the run goes on."""
+    (story.folder / "checkpoints/step-00000003").mkdir(parents=True)
+    (story.folder / "checkpoints/step-00000003/manifest.json").touch()
     records = [
         {"kind": "attempt", "number": 1, "step": 2, "time": "t"},
         *({"kind": "train", "step": n} for n in (2, 3)),
-    ]
-    (story.folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (story.folder / "checkpoints/step-00000003").mkdir(parents=True)
-    (story.folder / "checkpoints/step-00000003/manifest.json").touch()
-    with story.attempt() as attempt:
-        attempt.why = "stopped: SIGTERM"
-    found = attempts.history(story.folder)[-1]
-    assert (found.from_step, found.reached, found.saved, found.first_step_at) == (2, 4, 3, "t")
-    assert found.ended
-
-
-def test_an_attempt_that_other_settings_were_refused_for_has_nothing_of_the_one_before(story, tmp_path):
-    """Not its number, its times or how it ended; with the settings of before, the run goes on."""
-    story.folder.mkdir()
-    records = [
-        {"kind": "attempt", "number": 1, "step": 0, "time": "t"},
         {"kind": "stopped", "step": 3, "why": "SIGINT"},
     ]
     (story.folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (story.folder / "checkpoints/step-00000003").mkdir(parents=True)
-    (story.folder / "checkpoints/step-00000003/manifest.json").touch()
     with story.attempt() as attempt:
         attempt.why = f"stopped: {story.stopped(attempt)}"
+    (found,) = attempts.history(story.folder)
+    assert (found.from_step, found.reached, found.saved, found.first_step_at) == (2, 4, 3, "t")
+    assert found.ended
     other = AttemptLog(tiny_run("mlp", epochs=9), story.folder, "d", tmp_path / "initial")
     for number in (2, 3):
         with other.attempt() as attempt:
@@ -100,7 +87,6 @@ def test_an_attempt_that_other_settings_were_refused_for_has_nothing_of_the_one_
 def test_the_room_that_a_run_needs(story, monkeypatch):
     """Weights of 1000 bytes and two moments: 3000 per checkpoint, of which three exist at once; then the weights."""
     recipe = {"checkpoint_interval_steps": 2, "keep_last_checkpoints": 2, "optimizer": {"name": "adamw"}}
-    story.run = tiny_run("mlp", **recipe)
     story.folder.mkdir()
     both = {"keep_best": True, "ema_decay": 0.9}
     for needed, more in ((3 * 3000 + 1000, {}), (3 * 4000 + 2000, {"keep_best": True}), (3 * 5000 + 3000, both)):
@@ -113,3 +99,19 @@ def test_the_room_that_a_run_needs(story, monkeypatch):
             else:
                 with pytest.raises(UserError, match="free space, then run the same command again"):
                     story.check_room()
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "sentence"),
+    [
+        (1, "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 7) (SIGKILL)\n", "rank 1 was killed by signal 9"),
+        (-9, "", "its process was killed by signal 9 (Killed)"),
+        (137, "", "its process was killed by signal 9 (Killed)"),
+        (1, "  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 7)\n", "it ended with status 1"),
+        (1, "error: no room.\n", "error: no room."),
+    ],
+)
+def test_why_an_attempt_ended(story, status, text, sentence):
+    (log := story.log(tried(1))).parent.mkdir(parents=True)
+    log.write_text(f"Root Cause (first observed failure):\n[0]:\n  time      : now\n  host      : here\n{text}")
+    assert story.sentence(tried(1), status).startswith(sentence)
