@@ -50,7 +50,6 @@ def test_a_job_with_other_cores_is_not_bound_and_says_so():
     [
         ({"cpu_binding": "node"}, "device is cpu; give a list of cores for each rank"),
         ({"cpu_binding": []}, "cpu_binding is empty"),
-        ({"cpu_binding": ["0..3"]}, "cpu_binding"),
     ],
 )
 def test_a_binding_that_cannot_be_is_one_sentence(settings, sentence):

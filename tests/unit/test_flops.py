@@ -8,10 +8,12 @@ import torch
 
 from helpers.common import build, tiny_run
 from shardlab.data import encoders
-from shardlab.measure import flops
+from shardlab.measure import device_benchmark, flops
 from shardlab.runtime import tasks
+from shardlab.schema import check
 from shardlab.settings import load, resolve
 from shardlab.settings.devices import PEAKS, peak
+from shardlab.settings.sites import Hardware
 
 
 def counted(workload, tiny_data, samples=3):
@@ -67,6 +69,22 @@ def test_operations_grow_with_the_samples(workload, tiny_data):
     one, two = (counted(workload, tiny_data, samples)[1].step for samples in (1, 2))
     # Padding makes the shorter one of two texts as long as the other.
     assert two >= 2 * one > 0
+
+
+def test_figures_of_a_device_are_those_of_the_slowest_rank_and_of_a_site_s_file(monkeypatch):
+    """A product has two operations a value, and a copy reads and writes."""
+    monkeypatch.setattr(device_benchmark, "SIZE_ON_CPU", 100)
+    monkeypatch.setattr(device_benchmark, "BYTES_ON_CPU", 2000)
+    monkeypatch.setattr(device_benchmark, "SECONDS", 0.01)
+    found = check(Hardware, device_benchmark.figures(torch.device("cpu")), "figures")
+    assert found.matrix_tflops.keys() == {"float32", "bf16"}
+    ranks = []
+    for seconds in (1e-3, 2e-3):
+        monkeypatch.setattr(device_benchmark, "_repeated", lambda work, device, seconds=seconds: seconds)
+        ranks.append(device_benchmark.figures(torch.device("cpu")))
+    assert ranks[0] == {"matrix_tflops": {"float32": 2e-3, "bf16": 2e-3}, "memory_gb_per_second": 4e-3}
+    slowest = {"matrix_tflops": {"float32": 1e-3, "bf16": 1e-3}, "memory_gb_per_second": 2e-3}
+    assert device_benchmark.least(ranks) == device_benchmark.least(ranks[::-1]) == slowest
 
 
 def test_peaks_are_found_by_a_devices_name():

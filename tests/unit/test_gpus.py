@@ -28,21 +28,29 @@ def driver(tmp_path, monkeypatch):
     return put
 
 
-def test_no_gpus_at_all(driver):
-    assert listed() == []
-    assert "the job has none; request GPUs with slurm.gpus" in why_missing(0, CUDA, None)
+@pytest.mark.parametrize(
+    ("lines", "seen", "cuda", "rocm", "words"),
+    [
+        (None, 0, CUDA, None, "the job has none; request GPUs with slurm.gpus"),
+        (None, 0, None, "7.0", "ROCR_VISIBLE_DEVICES"),
+        (TWO, 0, None, None, "this PyTorch is a CPU build; install one for the GPUs"),
+        (TWO.replace("Disabled", "Enabled"), 1, CUDA, None, "split (MIG), and a process sees one instance"),
+        (TWO, 2, CUDA, None, "lower ranks_per_node, or request more GPUs per node"),
+    ],
+)
+def test_why_a_gpu_is_missing(driver, lines, seen, cuda, rocm, words):
+    driver(lines)
+    assert words in why_missing(seen, cuda, rocm)
 
 
-def test_a_container_without_nv(driver, tmp_path, monkeypatch):
+def test_gpus_that_are_hidden_or_not_in_the_container(driver, tmp_path, monkeypatch):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidiactl").touch()
     monkeypatch.setenv("APPTAINER_CONTAINER", "/train.sif")
     assert "without --nv; add it to container.flags" in why_missing(0, CUDA, None)
-
-
-def test_a_build_of_pytorch_for_cpus(driver):
     driver(TWO)
-    assert why_missing(0, None, None).startswith("this PyTorch is a CPU build; install one for the GPUs")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert "CUDA_VISIBLE_DEVICES=1 hides the others of 2" in why_missing(1, CUDA, None)
 
 
 @pytest.mark.parametrize(("version", "needed"), [("13.0", 580), ("12.6", 525), ("99.1", None), (None, None)])
@@ -59,29 +67,10 @@ def test_a_driver_is_as_new_as_cuda_needs(driver, version, needed):
     assert old_driver(listed(), version) is None
 
 
-def test_a_gpu_that_is_split(driver):
-    driver(TWO.replace("Disabled", "Enabled"))
-    assert "split (MIG), and a process sees one instance" in why_missing(1, CUDA, None)
-
-
-def test_gpus_that_are_hidden(driver, monkeypatch):
-    driver(TWO)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert "CUDA_VISIBLE_DEVICES=1 hides the others of 2" in why_missing(1, CUDA, None)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert why_missing(2, CUDA, None).startswith("lower ranks_per_node, or request more GPUs per node")
-
-
-def test_rocm(driver):
-    assert "ROCR_VISIBLE_DEVICES" in why_missing(0, None, "7.0")
-
-
 def test_a_gpu_that_another_process_uses(driver):
     driver(TWO.replace(", 4\n1,", ", 23654\n1,"))
     (sentence,) = busy(listed())
-    assert sentence.startswith(
-        "GPU 0 (NVIDIA H100 80GB HBM3) has 23.1 GiB in use by another process; request exclusive"
-    )
+    assert sentence.startswith("GPU 0 (NVIDIA H100 80GB HBM3) has 23.1 GiB in use by another process")
     driver(TWO)
     assert busy(listed()) == []
 
