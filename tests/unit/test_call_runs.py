@@ -102,30 +102,11 @@ def test_initial_weights_are_drawn_again_for_their_own_settings_alone():
     assert ours.identity_of(wildcards(workload="mlp")) != single
 
 
-def test_weights_are_compared_where_there_is_a_single_and_no_sweep():
-    def results(values):
-        return [path for path in rule_files.RuleFiles(call(values)).every_result() if path.endswith("weights.json")]
-
-    runs = [f"{strategy}/{workload}" for strategy in ("ddp", "fsdp") for workload in ("mlp", "mnist")]
-    assert results(TWO) == [f"results/{run}/weights.json" for run in runs]
-    assert results(TWO | {"strategies": ["ddp", "fsdp"]}) == []
-    assert results(TWO | {"sweep": {"seed": [1, 2]}}) == []
-
-
 def test_a_plan_is_an_input_where_recomputation_depends_on_it():
     job = wildcards(strategy="fsdp", workload="mlp")
     auto = TWO | {"recipe": {"activation_checkpointing": "auto"}}
     assert rule_files.RuleFiles(call()).needed_plan(job) == []
     assert rule_files.RuleFiles(call(auto)).needed_plan(job) == ["results/fsdp/mlp/plan.json"]
-
-
-def test_files_of_a_user_s_model_are_inputs_and_a_downloaded_one_has_a_mark(tmp_path):
-    for name in ("config.json", "tokenizer.json", "model.safetensors", "README.md"):
-        (tmp_path / name).touch()
-    assert rule_files.model_files(None) == []
-    assert rule_files.model_files("data/models/t5") == ["data/models/t5/download.json"]
-    read = rule_files.model_files(str(tmp_path), ["*.safetensors*"])
-    assert read == [f"{tmp_path}/config.json", f"{tmp_path}/model.safetensors"]
 
 
 def test_only_what_depends_on_the_size_of_a_run_is_a_function():

@@ -1,46 +1,26 @@
 """The Snakemake process that a job follows is known by what it is, not by its command line."""
 
 import os
-import select
 import subprocess
-import sys
 import threading
 
 import pytest
 
-from helpers.common import ROOT
 from shardlab.runs import signals
 
-FOLLOWS = """
-import sys
-from shardlab.runs import signals
-print(signals.driver_ended(), flush=True)
-signals.watch_snakemake(lambda: print("ended", flush=True))
-sys.stdin.read()
-"""
-RUNS = f"""
-import subprocess, sys, time
-from shardlab.runs import signals
-signals.announce_driver()
-subprocess.Popen([sys.executable, "-c", {FOLLOWS!r}])
-time.sleep(60)
-"""
 
-
-def test_a_job_sees_the_end_of_its_snakemake():
+def test_a_job_sees_the_end_of_its_snakemake(monkeypatch):
     """A zombie, too, that nobody waits for."""
-    driver = subprocess.Popen(
-        [sys.executable, "-c", RUNS],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}/scripts"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert driver.stdout.readline() == "False\n"
-    assert not select.select([driver.stdout], [], [], 0.2)[0]
+    driver = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setenv(signals.DRIVER, f"{driver.pid} {signals._started(driver.pid)} {signals._boot()}")
+    told = threading.Event()
+    signals.watch_snakemake(told.set)
+    assert signals.driver_ended() is False
+    assert not told.wait(0.2)
     driver.kill()
-    assert driver.stdout.readline() == "ended\n"
-    driver.communicate()
+    assert told.wait(20)
+    assert signals.driver_ended()
+    driver.wait()
 
 
 @pytest.mark.parametrize(
