@@ -1,4 +1,4 @@
-"""The fork server: its jobs behave like separate processes, whichever process is killed."""
+"""The fork server: its jobs behave like separate processes, whichever process is killed, and see Snakemake's end."""
 
 import itertools
 import json
@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -361,3 +362,34 @@ def test_a_server_ends_with_its_snakemake(tmp_path):
     driver.kill()
     driver.wait()
     until(lambda: gone(server) and not folder.exists())
+
+
+def test_a_job_sees_the_end_of_its_snakemake(monkeypatch):
+    """A zombie, too, that nobody waits for."""
+    driver = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setenv(signals.DRIVER, f"{driver.pid} {signals._started(driver.pid)} {signals._boot()}")
+    told = threading.Event()
+    signals.watch_snakemake(told.set)
+    assert signals.driver_ended() is False
+    assert not told.wait(0.2)
+    driver.kill()
+    assert told.wait(20)
+    assert signals.driver_ended()
+    driver.wait()
+
+
+@pytest.mark.parametrize(
+    ("changed", "ended"),
+    [({}, False), ({0: "999999999"}, True), ({1: "1"}, True), ({2: "another"}, None), ({1: "1", 2: "another"}, None)],
+    ids=["this process", "ended", "its number was given again", "another machine", "another machine's number"],
+)
+def test_a_process_is_known_by_its_number_start_and_boot(monkeypatch, changed, ended):
+    monkeypatch.setenv(signals.DRIVER, "")
+    assert signals.driver_ended() is None, "no Snakemake"
+    signals.announce_driver()
+    words = dict(enumerate(os.environ[signals.DRIVER].split())) | changed
+    monkeypatch.setenv(signals.DRIVER, " ".join(words.values()))
+    assert signals.driver_ended() is ended
+    told = threading.Event()
+    signals.watch_snakemake(told.set)
+    assert told.is_set() == (ended is True)
