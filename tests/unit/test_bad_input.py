@@ -98,13 +98,12 @@ UNSELECTED = {
     "hub_alone": ("embedded:", "hub:"),
     "folder": ("model: mlp", "model: hf:./nowhere"),
     "no_size": ("small:", "huge:"),
-    "code": ("reader: pairs", "reader: half_written"),
 }
 """Workload: its file's content, or what differs from mlp's."""
 
 
 @pytest.mark.parametrize("name", [*UNSELECTED, "loop"])
-def test_a_workload_that_is_not_selected_stops_no_other(config, monkeypatch, tmp_path, name):
+def test_a_workload_that_is_not_selected_stops_no_other(config, name):
     path = config / f"workloads/{name}.yaml"
     if name == "loop":
         path.symlink_to(path)
@@ -112,10 +111,6 @@ def test_a_workload_that_is_not_selected_stops_no_other(config, monkeypatch, tmp
         change = UNSELECTED[name]
         text = (config / "workloads/mlp.yaml").read_text().replace("name: pairs", "name: other")
         path.write_text(change if isinstance(change, str) else text.replace(*change, 1))
-    shutil.copytree(code_fingerprint.PACKAGE / "data", tmp_path / "data", ignore=lambda *_: ["__pycache__"])
-    (tmp_path / "data/half_written.py").write_text("def read(")
-    monkeypatch.setattr(code_fingerprint, "PACKAGE", tmp_path)
-    monkeypatch.setattr(code_fingerprint, "ROOT", tmp_path)
     configured = load.config({"workloads": ["mlp"]})
     assert model_and_data.data_set(configured, "pairs").name == "pairs"
     assert "there is no model" in sentence(model_and_data.model, configured, "data/models/mine")

@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import accelerator
@@ -60,22 +61,9 @@ def test_what_only_cuda_has_is_in_one_file():
         assert not [name for name in names if name.endswith(("current_device_index", "current_device"))], path
 
 
-class Store(dict):
-    """A job's store."""
-
-    def set(self, key, value):
-        self[key] = value.encode()
-
-    def check(self, keys):
-        return all(key in self for key in keys)
-
-    def get(self, key):
-        return self[key]
-
-
 def test_a_hang_is_named_before_nccl_ends_the_process(capfd):
     """Two ranks wait for a silent third: both name it, and neither names the other."""
-    store, hearts = Store(), []
+    store, hearts = dist.HashStore(), []
     for rank in range(3):
         with mock.patch.object(heartbeat.dist.distributed_c10d, "_get_default_store", return_value=store):
             hearts.append(Heartbeat(World(rank, 3, torch.device("meta")), seconds=1.0))
