@@ -4,7 +4,6 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from snakemake.exceptions import WorkflowError
 
 from helpers.common import ROOT
 from shardlab.errors import UserError
@@ -37,11 +36,6 @@ def test_a_mistake_is_found_before_any_job(values, target, words):
     with pytest.raises(UserError) as error:
         call(values, target)
     assert words in str(error.value)
-
-
-def test_ranks_that_the_site_does_not_have_end_the_call_with_a_sentence():
-    with pytest.raises(WorkflowError, match="set nodes to at most 1"):
-        call(TWO | {"nodes": 2, "strategies": ["single"]}).ranks()
 
 
 def test_a_target_adds_its_run_and_an_export_none():
