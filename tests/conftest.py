@@ -1,4 +1,4 @@
-"""Options of pytest, and fixtures of all test layers: tiny prepared data sets, a copy of the tree, a full disk."""
+"""Options of pytest, and fixtures of all test layers: tiny prepared data sets and a copy of the tree."""
 
 import os
 import shutil
@@ -82,17 +82,3 @@ def make_tree():
 def tree(make_tree, tmp_path):
     """A copy of the project's files for one test, in a folder of a name that shells take apart."""
     return make_tree(tmp_path / HARD_NAME)
-
-
-@pytest.fixture
-def full_disk(tmp_path):
-    """A file system with 64 KiB."""
-    folder = tmp_path / "full"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small file system needs the right to mount one: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)

@@ -96,7 +96,7 @@ FAULTS = [
         CHECKPOINT,
         "            manifest.sweep(output)\n",
         "            pass\n",
-        at(CHECKPOINTS, "test_a_start_removes_what_killed_processes_left"),
+        at(CHECKPOINTS, "test_a_start_behind_the_last_step_measures_nothing_and_removes_what_kills_left"),
     ),
     # What a resume keeps of the files before.
     Fault(

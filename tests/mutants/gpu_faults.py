@@ -219,7 +219,7 @@ FAULTS = [
         f"{RUNS}/cpu_binding.py",
         "return numbers[local_rank] if local_rank < len(numbers) else local_rank",
         "return local_rank",
-        at("unit/test_cpu_binding", "test_a_rank_runs_on_the_cores_of_its_gpu_only"),
+        at("unit/test_gpus", "test_a_rank_runs_on_the_cores_of_its_gpu_only"),
     ),
     Fault(
         "the steps of a shared job meet at one port",

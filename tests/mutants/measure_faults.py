@@ -6,7 +6,7 @@ RECORDS, PLAN, PLANS = f"{S}records/train_report.py", f"{S}records/plan.py", f"{
 COLLECTIVES, TRAFFIC, REACHED = (f"{S}measure/{name}.py" for name in ("collectives", "traffic", "device_benchmark"))
 TIMES = at("unit/test_records", "test_times_are_those_of_the_steps_behind_the_warm_up")
 BANDWIDTHS = at("unit/test_collectives", "test_bandwidths_are_of_the_slowest_rank")
-FIGURES = at("unit/test_device_benchmark", "test_a_product_has_two_operations_a_value_and_a_copy_reads_and_writes")
+FIGURES = at("unit/test_flops", "test_figures_of_a_device_are_those_of_the_slowest_rank_and_of_a_site_s_file")
 ATTEMPTS = at("unit/test_records", "test_a_report_counts_the_steps_of_all_attempts")
 SIMULATE = f"{S}plan/simulate.py"
 STATES = at("unit/test_plan", "test_deepspeed_s_states_by_hand")
@@ -121,7 +121,7 @@ FAULTS = [
         REACHED,
         'float(f"{min(values):.3g}")',
         'float(f"{max(values):.3g}")',
-        at("unit/test_device_benchmark", "test_the_slowest_rank_counts"),
+        FIGURES,
     ),
     Fault(
         "the update is drawn as backward",

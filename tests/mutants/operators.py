@@ -22,7 +22,7 @@ LAYERS = {
     (f"{S}models/weights_difference.py",): ("tests/unit/test_weights_difference.py",),
     (f"{S}train/perturbed.py",): ("tests/unit/test_noise_floor.py",),
     ("scripts/traindiff/comparison.py", "scripts/traindiff/pair.py"): ("tests/traindiff",),
-    (f"{S}runs/attempts.py",): ("tests/unit/test_attempts.py", "tests/unit/test_attempt_history.py"),
+    (f"{S}runs/attempts.py",): ("tests/unit/test_attempts.py",),
     (f"{S}data/order.py",): ("tests/unit/test_order.py",),
     (f"{S}settings/learning_rate.py",): ("tests/unit/test_learning_rate.py",),
     (f"{S}records/train_report.py", f"{S}records/done.py"): (

@@ -1,7 +1,10 @@
-"""A finished run is trained again from scratch once for each request, however often that is interrupted."""
+"""The attempts at a run: from scratch once for each request, how far each came, when it is given up."""
 
 import json
 import os
+import shutil
+from collections import namedtuple
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +13,12 @@ from helpers.common import save_initial, tiny_run
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.records import manifest
-from shardlab.records.reports import TrainReport
+from shardlab.records.reports import Attempt, TrainReport
 from shardlab.report import summary
 from shardlab.runs import attempts, job, snakemake_lock
 from shardlab.runs.attempts import CALL, AttemptLog
 from shardlab.runs.run_status import next_action
+from shardlab.settings import run_identity
 from shardlab.settings.types import read_run
 from shardlab.train import checkpoint, loop
 
@@ -31,8 +35,6 @@ class Project:
     def __init__(self, folder, data):
         self.folder, self.data, self.initial = folder, data, folder / "initial"
         self.output, self.done = folder / "results/single/mlp", folder / "results/single/mlp.done"
-        self.output.mkdir(parents=True)
-        save_initial(RUN, self.initial)
         self.kill_at, self.steps = None, []
         self.checkpointers = []
 
@@ -89,27 +91,37 @@ class Project:
         assert job.train(RUN, story, ["shardlab", "train"], None, self.done, None, restart=restart) == 0
 
 
+@contextmanager
+def in_this_process(project):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(job, "Child", lambda *_: SimpleNamespace(run=project.ranks, stop_signal=""))
+        patched.setattr(loop, "Checkpointer", project.checkpointer)
+        patched.setenv(CALL, "first")
+        yield project
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_data, tmp_path_factory):
+    """Folder of a project whose run is done."""
+    with in_this_process(Project(tmp_path_factory.mktemp("finished"), tiny_data / "mlp")) as made:
+        made.output.mkdir(parents=True)
+        save_initial(RUN, made.initial)
+        made.call()
+        assert made.job() == [0, 1, 2, 3]
+    return made.folder
+
+
 @pytest.fixture
-def project(tiny_data, tmp_path, monkeypatch):
+def project(finished, tiny_data, tmp_path):
     """A project whose run is done."""
-    made = Project(tmp_path, tiny_data / "mlp")
-    monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=made.ranks, stop_signal=""))
-    monkeypatch.setattr(loop, "Checkpointer", made.checkpointer)
-    monkeypatch.setenv(CALL, "first")
-    made.call()
-    assert made.job() == [0, 1, 2, 3]
-    return made
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    with in_this_process(Project(tmp_path, tiny_data / "mlp")) as made:
+        yield made
 
 
-def test_what_is_done_is_trained_again_only_if_that_is_asked_for(project):
+def test_a_forced_run_is_trained_from_scratch_once_however_often_its_calls_are_killed(project):
     project.done.unlink()
     assert project.job() == [], "its driver had died"
-    project.call(force=True)
-    assert project.job() == [0, 1, 2, 3]
-    assert project.job() == []
-
-
-def test_a_forced_run_is_trained_from_scratch_however_often_its_calls_are_killed(project):
     project.call(force=True)
     # Killed while its job waits in the queue; the next call is not forced.
     project.call()
@@ -117,8 +129,11 @@ def test_a_forced_run_is_trained_from_scratch_however_often_its_calls_are_killed
     assert manifest.saved(project.output) == []
     project.call()
     assert project.job(kill_at=3) == [0, 1, 2, 3]
+    row = summary.collect([RUN], project.folder / "results", 0).iloc[0]
+    assert row.status == "missing: resumable from step 2"
     project.call()
     assert project.job() == [2, 3]
+    assert project.job() == []
     report = TrainReport.read(project.output / "train.json", "")
     assert [each.from_step for each in report.attempts] == [0, 0, 2], "those of the training before are another's"
     assert report.lost_steps == 1, "the third step was taken again"
@@ -178,56 +193,16 @@ def test_files_that_were_changed_are_repaired_from_the_last_checkpoint(project, 
     assert next_action(RUN, project.output) == "done"
 
 
-@pytest.mark.parametrize("content", ["", '{"strategy": '])
-def test_a_damaged_run_json_is_written_again_and_trains_nothing(project, content):
+def test_a_damaged_run_json_is_written_again_and_trains_nothing(project):
     path = project.output / "run.json"
-    path.write_text(content)
+    path.write_text('{"strategy": ')
     os.utime(path, (1, 1))
     project.call()
     assert read_run(path) == RUN
     assert path.stat().st_mtime == 1, "what was made of it is not older"
 
 
-def test_a_folder_in_place_of_run_json_is_named(project):
-    (project.output / "run.json").mkdir()
-    with pytest.raises(UserError, match=r"run\.json is a folder; remove it"):
-        project.call()
-    with pytest.raises(UserError, match=r"run\.json cannot be read .*Is a directory"):
-        read_run(project.output / "run.json")
-
-
-@pytest.mark.parametrize(
-    ("status", "text", "sentence"),
-    [
-        (1, "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 7) (SIGKILL)\n", "rank 1 was killed by signal 9"),
-        (-9, "", "its process was killed by signal 9 (Killed)"),
-        (137, "", "its process was killed by signal 9 (Killed)"),
-        (1, "  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 7)\n", "it ended with status 1"),
-        (1, "error: no room.\n", "error: no room."),
-    ],
-)
-def test_why_an_attempt_ended(project, status, text, sentence):
-    story = AttemptLog(RUN, project.output, store.fingerprint_of(project.data), project.initial)
-    cause = f"Root Cause (first observed failure):\n[0]:\n  time      : now\n  host      : here\n{text}"
-    story.log(story.attempts[0]).write_text(cause)
-    assert story.sentence(story.attempts[0], status).startswith(sentence)
-
-
-@pytest.mark.parametrize(
-    ("stop_signal", "why"),
-    [("SIGINT", "interrupted by the user"), ("SIGTERM", "its job was cancelled or preempted")],
-)
-def test_why_a_training_was_told_to_stop(project, monkeypatch, stop_signal, why):
-    project.call(force=True)
-    monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=lambda *_: 3, stop_signal=stop_signal))
-    with pytest.raises(
-        job.Stopped, match=rf"stopped on request \({stop_signal}\): {why}\. Steps saved: 0; the same command"
-    ):
-        project.train()
-
-
-@pytest.mark.parametrize("stop_signal", ["", "SIGTERM"])
-def test_an_error_of_a_rank_is_the_reason_whatever_was_requested_before(project, monkeypatch, stop_signal):
+def test_an_error_of_a_rank_is_the_reason_whatever_was_requested_before(project, monkeypatch):
     """The last record of the metrics is that the attempt before it stopped: this one failed before its first step."""
     project.call(force=True)
 
@@ -242,20 +217,21 @@ def test_an_error_of_a_rank_is_the_reason_whatever_was_requested_before(project,
         log.write_text("[rank1]:error: rank 1 failed: ValueError: Expected more than 1 value per channel.\n")
         return 1
 
-    monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=stops, stop_signal=""))
-    with pytest.raises(job.Stopped, match=r"stopped on request \(SIGINT\)"):
-        project.train()
-    monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=fails, stop_signal=stop_signal))
-    with pytest.raises(UserError, match=r"^rank 1 failed: ValueError: Expected more") as raised:
-        project.train()
-    assert not isinstance(raised.value, job.Stopped)
+    def child(run, stop_signal):
+        monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=run, stop_signal=stop_signal))
 
-
-def test_the_table_names_the_step_that_an_unfinished_run_resumes_from(project):
-    project.call(force=True)
-    project.job(kill_at=3)
-    row = summary.collect([RUN], project.folder / "results", 0).iloc[0]
-    assert row.status == "missing: resumable from step 2"
+    for stop_signal, why in (
+        ("", r"SIGINT\): interrupted by the user"),
+        ("SIGTERM", r"SIGTERM\): its job was cancelled"),
+    ):
+        child(stops, stop_signal)
+        with pytest.raises(job.Stopped, match=rf"stopped on request \({why}.*\. Steps saved: 0; the same command"):
+            project.train()
+    for stop_signal in ("", "SIGTERM"):
+        child(fails, stop_signal)
+        with pytest.raises(UserError, match=r"^rank 1 failed: ValueError: Expected more") as raised:
+            project.train()
+        assert not isinstance(raised.value, job.Stopped)
 
 
 def test_a_disk_without_room_for_the_run_is_said_before_it_trains(project, monkeypatch):
@@ -273,3 +249,108 @@ def test_one_call_begins_from_scratch_once(project, monkeypatch):
     assert project.job(restart=True) == []
     monkeypatch.setenv(CALL, "third")
     assert project.job(restart=True) == [0, 1, 2, 3]
+
+
+FAILED = "error: rank 1 failed"
+
+
+def tried(number, why=FAILED, call="this", **values):
+    ours = run_identity.identity_of(tiny_run("mlp"), "d").numbers
+    fixed = {"numbers": ours, "began": "b", "ended": "e", "host": "h", "slurm_job_id": None}
+    return Attempt(number=number, call=call, why=why, **fixed, **values)
+
+
+@pytest.fixture
+def story(tmp_path, monkeypatch):
+    monkeypatch.setenv(attempts.CALL, "this")
+    (tmp_path / "initial").write_bytes(bytes(1000))
+    return AttemptLog(tiny_run("mlp"), tmp_path / "run", "d", tmp_path / "initial")
+
+
+@pytest.mark.parametrize(
+    ("whys", "last", "given_up"),
+    [
+        ([FAILED], {}, False),
+        ([FAILED, FAILED], {}, True),
+        ([FAILED, "error: another"], {}, False),
+        (["killed", "error: another", FAILED], {}, True),
+        (["killed", "killed"], {}, False),
+        ([FAILED, "stopped: SIGTERM"], {}, False),
+        ([FAILED, FAILED], {"from_step": 2, "saved": 4}, False),
+        ([FAILED, FAILED], {"from_step": 2, "saved": 2}, True),
+        ([FAILED, FAILED], {"call": "another"}, False),
+    ],
+)
+def test_a_run_is_given_up_where_attempts_of_a_call_lead_nowhere(story, whys, last, given_up):
+    """Two that end with the same sentence, or three, of which none wrote a checkpoint."""
+    story.attempts = [tried(number, why, **(last if number == len(whys) else {})) for number, why in enumerate(whys, 1)]
+    if given_up:
+        with pytest.raises(UserError, match="is given up: further attempts of this call"):
+            story.stop_if_no_progress()
+    else:
+        story.stop_if_no_progress()
+
+
+def test_an_attempt_notes_how_far_it_came_and_one_of_other_settings_has_nothing_of_it(story, tmp_path):
+    """Not its number, its times or how it ended; with the settings of before, the run goes on."""
+    (story.folder / "checkpoints/step-00000003").mkdir(parents=True)
+    (story.folder / "checkpoints/step-00000003/manifest.json").touch()
+    records = [
+        {"kind": "attempt", "number": 1, "step": 2, "time": "t"},
+        *({"kind": "train", "step": n} for n in (2, 3)),
+        {"kind": "stopped", "step": 3, "why": "SIGINT"},
+    ]
+    (story.folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    with story.attempt() as attempt:
+        attempt.why = f"stopped: {story.stopped(attempt)}"
+    (found,) = attempts.history(story.folder)
+    assert (found.from_step, found.reached, found.saved, found.first_step_at) == (2, 4, 3, "t")
+    assert found.ended
+    other = AttemptLog(tiny_run("mlp", epochs=9), story.folder, "d", tmp_path / "initial")
+    for number in (2, 3):
+        with other.attempt() as attempt:
+            attempt.why = FAILED
+            assert (attempt.number, other.stopped(attempt)) == (number, None)
+        assert (attempt.from_step, attempt.first_step_at, attempt.progress) == (None, None, False)
+    with pytest.raises(UserError, match="is given up"):
+        other.stop_if_no_progress()
+    again = AttemptLog(story.run, story.folder, "d", tmp_path / "initial")
+    again.stop_if_no_progress()
+    with again.attempt() as attempt:
+        assert (attempt.number, [each.number for each in again.own]) == (4, [1, 4])
+    of_run = attempts.history(story.folder, story.identity.numbers)
+    assert of_run[0].why == "stopped: SIGINT"
+    assert len(attempts.history(story.folder)) == 4
+
+
+def test_the_room_that_a_run_needs(story, monkeypatch):
+    """Weights of 1000 bytes and two moments: 3000 per checkpoint, of which three exist at once; then the weights."""
+    recipe = {"checkpoint_interval_steps": 2, "keep_last_checkpoints": 2, "optimizer": {"name": "adamw"}}
+    story.folder.mkdir()
+    both = {"keep_best": True, "ema_decay": 0.9}
+    for needed, more in ((3 * 3000 + 1000, {}), (3 * 4000 + 2000, {"keep_best": True}), (3 * 5000 + 3000, both)):
+        story.run = tiny_run("mlp", **more, **recipe)
+        for free in (needed, needed - 1):
+            disk = namedtuple("Disk", "free")(free)
+            monkeypatch.setattr(attempts.shutil, "disk_usage", lambda _, disk=disk: disk)
+            if free == needed:
+                story.check_room()
+            else:
+                with pytest.raises(UserError, match="free space, then run the same command again"):
+                    story.check_room()
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "sentence"),
+    [
+        (1, "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 7) (SIGKILL)\n", "rank 1 was killed by signal 9"),
+        (-9, "", "its process was killed by signal 9 (Killed)"),
+        (137, "", "its process was killed by signal 9 (Killed)"),
+        (1, "  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 7)\n", "it ended with status 1"),
+        (1, "error: no room.\n", "error: no room."),
+    ],
+)
+def test_why_an_attempt_ended(story, status, text, sentence):
+    (log := story.log(tried(1))).parent.mkdir(parents=True)
+    log.write_text(f"Root Cause (first observed failure):\n[0]:\n  time      : now\n  host      : here\n{text}")
+    assert story.sentence(tried(1), status).startswith(sentence)

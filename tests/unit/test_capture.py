@@ -30,7 +30,7 @@ def watched(model, pieces=None, loss_chunks=1):
     return ModuleOutputs(SimpleNamespace(run=run, chunks=pieces, parameter_count=1, parts=[model]))
 
 
-@pytest.mark.parametrize(("chunks", "before"), [(None, 0), (2, 0), (2, 1)])
+@pytest.mark.parametrize(("chunks", "before"), [(None, 0), (2, 1)])
 def test_outputs_of_modules_that_see_tokens_or_are_called_twice(chunks, before):
     """``before``: passes that only infer shapes."""
     model, x = Model(), torch.randn(4, 3, 4)

@@ -3,7 +3,6 @@
 import filecmp
 import shutil
 import subprocess
-import time
 from types import SimpleNamespace
 from unittest import mock
 
@@ -44,20 +43,17 @@ def newest(trained, output):
     return resume.latest_checkpoint(output, start, world, restart=False)
 
 
+def changed(run, **recipe):
+    return run.model_copy(update={"recipe": run.recipe.model_copy(update=recipe)})
+
+
 def same(one, other):
     """Whether two checkpoints have the same files with the same content."""
     names = sorted(str(path.relative_to(one)) for path in one.rglob("*") if path.is_file())
     return not any(filecmp.cmpfiles(one, other, names, shallow=False)[1:])
 
 
-def test_the_newest_is_taken_and_the_last_ones_are_kept(trained):
-    *_, whole = trained
-    assert [path.name for path in manifest.saved(whole)] == ["step-00000006", "step-00000004", "step-00000002"]
-    assert newest(trained, whole) == manifest.place(whole, 6)
-    assert len([*(whole / "checkpoints").iterdir()]) == 3
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(how=st.sampled_from(["cut", "flip", "swap", "unlink", "empty"]), where=st.floats(0, 0.999), pick=st.integers(0))
 def test_no_damage_to_a_file_goes_unseen(trained, tmp_path, how, where, pick):
     *_, whole = trained
@@ -109,46 +105,33 @@ def test_a_damaged_one_is_skipped_with_a_sentence_and_the_end_is_the_same(traine
 def test_a_stop_is_obeyed_and_loses_no_validation(trained, tmp_path, monkeypatch, every, requested, stopped):
     """Also where a checkpoint is due ``every`` few steps, and at the end of an epoch, which is after 3 steps."""
     run, data, initial, whole = trained
-    run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_interval_steps": every})})
+    run = changed(run, checkpoint_interval_steps=every)
     answers = iter([None] * requested + ["SIGTERM"] * 9)
     monkeypatch.setattr(loop.signals, "Requests", lambda _: SimpleNamespace(requested=lambda: next(answers)))
     assert not loop.train(run, data, initial, tmp_path, {})
     monkeypatch.undo()
     assert newest(trained, tmp_path) == manifest.place(tmp_path, stopped)
     assert loop.train(run, data, initial, tmp_path, {})
-    ours, theirs = (
-        [
-            (record["step"], record["loss"])
-            for record in read(folder / "metrics.jsonl")
-            if record["kind"] == "validation"
-        ]
-        for folder in (tmp_path, whole)
-    )
+    records = [read(folder / "metrics.jsonl") for folder in (tmp_path, whole)]
+    ours, theirs = ([(each["step"], each["loss"]) for each in own if each["kind"] == "validation"] for own in records)
     assert ours == theirs
     assert filecmp.cmp(tmp_path / BEST, whole / BEST, shallow=False)
 
 
-def leftovers(output):
-    """What kills leave of a checkpoint before, while and after its manifest is written, and of weights."""
-    folder = manifest.place(output, 4)
-    new = folder.with_name(f".{folder.name}.new")
-    (new / "shards").mkdir(parents=True)
-    (new / "shards/shard-00001-of-00001.safetensors").write_bytes(b"part")
-    complete = manifest.place(output, 5).with_name(".step-00000005.new")
-    shutil.copytree(manifest.place(output, 2), complete)
-    removed = manifest.place(output, 3)
-    removed.mkdir()
-    return [new, complete, removed]
-
-
 def test_what_killed_processes_left_of_checkpoints_is_removed_with_the_next_one(trained, tmp_path):
+    """Before, while and after its manifest was written, and of one that was being removed."""
     *_, whole = trained
     for step in (2, 6):
         shutil.copytree(manifest.place(whole, step), manifest.place(tmp_path, step))
-    left = leftovers(tmp_path)
+    new, complete = (manifest.place(tmp_path, step).with_name(f".step-0000000{step}.new") for step in (4, 5))
+    (new / "shards").mkdir(parents=True)
+    (new / "shards/shard-00001-of-00001.safetensors").write_bytes(b"part")
+    shutil.copytree(manifest.place(tmp_path, 2), complete)
+    manifest.place(tmp_path, 3).mkdir()
     manifest.prune(tmp_path, 2)
-    assert not [path for path in left if path.exists()]
-    assert manifest.saved(tmp_path) == [manifest.place(tmp_path, 6), manifest.place(tmp_path, 2)]
+    left = [manifest.place(tmp_path, 6), manifest.place(tmp_path, 2)]
+    assert manifest.saved(tmp_path) == left
+    assert {*(tmp_path / "checkpoints").iterdir()} == {*left}
     assert same(manifest.place(tmp_path, 6), manifest.place(whole, 6))
     manifest.prune(tmp_path, 1)
     assert [*(tmp_path / "checkpoints").iterdir()] == [manifest.place(tmp_path, 6)], "the newest"
@@ -165,28 +148,16 @@ def test_a_checkpoint_loses_its_manifest_first(tmp_path, monkeypatch):
     assert removed[0] == ("step-99999999", []), "the older one, by its number"
 
 
-def test_a_start_removes_what_killed_processes_left(trained, tmp_path):
-    run, data, initial, whole = trained
-    shutil.copytree(whole, tmp_path / "again")
-    left = tmp_path / "again/.model.safetensors.123.tmp"
-    left.write_bytes(b"part")
-    others = tmp_path / "again/.attempts.json.123.tmp"
-    others.write_bytes(b"of a process that may be alive")
-    assert loop.train(run, data, initial, tmp_path / "again", {})
-    assert not left.exists()
-    assert others.exists()
-
-
 def test_another_configuration_is_refused_with_its_key_or_begins_afresh(trained, tmp_path):
     run, data, initial, whole = trained
     shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
-    other = run.model_copy(update={"recipe": run.recipe.model_copy(update={"max_steps": 5})})
+    other = changed(run, max_steps=5)
     with pytest.raises(UserError, match=r"with a different recipe.max_steps; change it back .* restart=true"):
         loop.train(other, data, initial, tmp_path, {})
     assert len(manifest.saved(tmp_path)) == 3, "nothing was lost"
     assert loop.train(other, data, initial, tmp_path, {}, loop.TrainOptions(restart=True))
     assert [path.name for path in manifest.saved(tmp_path)] == ["step-00000004", "step-00000002"]
-    when = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_interval_steps": 3})})
+    when = changed(run, checkpoint_interval_steps=3)
     shutil.copytree(whole, tmp_path / "when")
     assert loop.train(when, data, initial, tmp_path / "when", {}), "when checkpoints are written is another matter"
 
@@ -201,7 +172,7 @@ def test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before(t
     files = found.files | {BEST: manifest.File(bytes=initial.stat().st_size, sha256=sha256(initial))}
     found.model_copy(update={"best": -1.0, "skipped": 7, "files": files}).write(folder / manifest.NAME)
     for every, out in ((100, tmp_path / "out"), (2, tmp_path / "kept")):
-        again = run.model_copy(update={"recipe": run.recipe.model_copy(update={"checkpoint_interval_steps": every})})
+        again = changed(run, checkpoint_interval_steps=every)
         out.mkdir()
         (out / BEST).write_bytes(b"of a step that was lost")
         assert loop.train(again, data, initial, out, {}, loop.TrainOptions(resume=folder))
@@ -223,15 +194,11 @@ def test_a_training_does_not_go_on_beyond_its_end(trained, tmp_path):
 def test_when_a_checkpoint_is_due(trained, tmp_path, monkeypatch):
     """By the number of steps, and by minutes since the last one."""
     run, *_ = trained
-    recipe = run.recipe.model_copy(
-        update={"checkpoint_interval_steps": 3, "checkpoint_interval_minutes": 2.0, "keep_best": False}
-    )
+    run = changed(run, checkpoint_interval_steps=3, checkpoint_interval_minutes=2.0, keep_best=False)
     clock = mock.Mock(return_value=1000.0)
     monkeypatch.setattr(checkpoint, "time", mock.Mock(monotonic=clock))
-    kinds = ("weights_state", "optimizer_state")
-    state = {f"{kind}.return_value": {} for kind in kinds}
-    made = [run.model_copy(update={"recipe": recipe}), None, mock.Mock(**state), World(0, 1, torch.device("cpu"))]
-    checkpointer = checkpoint.Checkpointer(*made, tmp_path, mock.Mock())
+    engine = mock.Mock(weights_state=lambda **_: {}, optimizer_state=lambda **_: {})
+    checkpointer = Checkpointer(run, None, engine, World(0, 1, torch.device("cpu")), tmp_path, mock.Mock())
     monkeypatch.setattr(checkpointer, "_writer", mock.Mock())
     assert [step for step in range(1, 8) if checkpointer.due_at_step(step)] == [3, 6]
     for later, old in ((100.0, False), (21.0, True)):
@@ -257,17 +224,12 @@ def test_the_best_weights_are_of_the_first_lowest_loss(trained, tmp_path, monkey
     assert saved == [(BEST, 0.5 + 2e-9), (BEST, 0.5 + 1e-9), (BEST, 0.5)]
 
 
-@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_validation_loss_that_is_not_finite_ends_the_training_with_a_sentence(trained, tmp_path, monkeypatch, loss):
+def test_a_validation_loss_that_is_not_finite_ends_the_training_with_a_sentence(trained, tmp_path, monkeypatch):
     """It could be neither compared with the best one nor reported."""
     run, data, initial, _ = trained
-    monkeypatch.setattr(checkpoint, "mean_loss", lambda *_: loss)
-    with pytest.raises(UserError, match=rf"mlp: the validation loss of these weights is {loss}: .* another dtype"):
+    monkeypatch.setattr(checkpoint, "mean_loss", lambda *_: float("nan"))
+    with pytest.raises(UserError, match=r"mlp: the validation loss of these weights is nan: .* another dtype"):
         loop.train(run, data, initial, tmp_path, {})
-    end = time.monotonic() + 20
-    while not manifest.saved(tmp_path) and time.monotonic() < end:  # a thread writes it; a process ends after that
-        time.sleep(0.01)
-    assert newest(trained, tmp_path) == manifest.place(tmp_path, 2), "what was saved before stays"
 
 
 def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
@@ -306,17 +268,23 @@ def test_a_full_disk_loses_nothing(tiny_data, tmp_path, what, fits):
     survived(f"disk full at {what}", "a tmpfs that is too small, then made larger", *cost(attempts), layer="unit")
 
 
-def test_a_run_that_resumes_behind_its_last_step_has_measured_nothing(trained, tmp_path):
+def test_a_start_behind_the_last_step_measures_nothing_and_removes_what_kills_left(trained, tmp_path):
     run, data, initial, whole = trained
-    for name in ("checkpoints", "metrics.jsonl", "timeline.json"):
-        (shutil.copytree if (whole / name).is_dir() else shutil.copyfile)(whole / name, tmp_path / name)
-    assert loop.train(run, data, initial, tmp_path, {})
-    report = TrainReport.read(tmp_path / "train.json", "")
+    again = shutil.copytree(whole, tmp_path / "again")
+    left = again / ".model.safetensors.123.tmp"
+    left.write_bytes(b"part")
+    others = again / ".attempts.json.123.tmp"
+    others.write_bytes(b"of a process that may be alive")
+    (again / "train.json").unlink()
+    assert loop.train(run, data, initial, again, {})
+    assert not left.exists()
+    assert others.exists()
+    report = TrainReport.read(again / "train.json", "")
     assert report.weights == TrainReport.read(whole / "train.json", "").weights
     unmeasured = (report.tensor_bytes, report.peak_memory_bytes, report.traffic, report.bytes_per_step, report.idle)
     assert unmeasured == (None,) * len(unmeasured)
     assert report.step_seconds_median is not None, "of the steps that earlier attempts took"
-    assert not (tmp_path / "timeline.json").exists(), "of a step that was not drawn"
+    assert not (again / "timeline.json").exists(), "of a step that was not drawn"
 
 
 @pytest.mark.parametrize("main", [False, True])

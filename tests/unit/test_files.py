@@ -4,7 +4,7 @@ import errno
 import fcntl
 import json
 import os
-import subprocess
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,47 +31,30 @@ def save(weights, path):
     weights_file.save(weights.items(), weights, path)
 
 
-def test_disk_full_keeps_the_old_file(full_disk):
-    path = full_disk / "model.safetensors"
-    save({"weight": torch.ones(10)}, path)
-    before = path.read_bytes()
-    with pytest.raises(UserError, match=r"model\.safetensors could not be written.*Free space"):
-        save({"weight": torch.zeros(100_000)}, path)
-    assert path.read_bytes() == before
-    assert [file.name for file in full_disk.iterdir()] == [path.name]
-
-
 def test_a_step_can_be_read_as_soon_as_it_is_done(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.write("train", step=0, loss=1.5)
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"kind": "train", "step": 0, "loss": 1.5}
 
 
-def test_a_run_that_resumes_keeps_the_steps_before_and_writes_the_lost_ones_again(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path)
-    for step in range(5):
-        log.write("train", step=step, loss=1.0)
-    log.write("validation", step=4, loss=1.0)
-    with path.open("a") as file:
-        file.write('{"kind": "tra')  # it was killed here
-    log = MetricsLog(path, start=3)
-    log.write("train", step=3, loss=2.0)
-    assert [(line["step"], line["loss"]) for line in metrics.read(path)] == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 2.0)]
-    MetricsLog(path)
-    assert metrics.read(path) == [], "a run that begins anew has no history"
-
-
 def test_a_run_that_resumes_keeps_all_earlier_attempts(tmp_path):
-    """Also those that began later than this one does, after a checkpoint that is damaged by now."""
+    """Also those that began later than this one does, after a checkpoint that is damaged by now. Of the steps, those
+    before it.
+    """
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path)
     for start in (0, 2, 4):
         log.write("attempt", step=start)
-    log.write("train", step=4, loss=1.0)
+    for step in (1, 2):
+        log.write("train", step=step, loss=1.0)
+    with path.open("a") as file:
+        file.write('{"kind": "tra')  # it was killed here
     log = MetricsLog(path, start=2)
     log.write("attempt", step=2)
-    assert [(line["kind"], line["step"]) for line in metrics.read(path)] == [("attempt", n) for n in (0, 2, 4, 2)]
+    lines = [*(("attempt", step) for step in (0, 2, 4)), ("train", 1), ("attempt", 2)]
+    assert [(line["kind"], line["step"]) for line in metrics.read(path)] == lines
+    MetricsLog(path)
+    assert metrics.read(path) == [], "a run that begins anew has no history"
 
 
 def test_metrics_on_a_full_disk_name_their_file(tmp_path):
@@ -85,20 +68,17 @@ def test_metrics_on_a_full_disk_name_their_file(tmp_path):
         log.write("train", step=0)
 
 
-@pytest.mark.parametrize(
-    ("number", "mend"),
-    [
-        (errno.EACCES, "Make that folder writable for you"),
-        (errno.EDQUOT, "Free space or quota on that file system"),
-        (errno.ENOENT, "Mend that folder or its file system"),
-    ],
-)
-def test_a_file_that_cannot_be_written_says_why_and_what_helps(tmp_path, number, mend):
-    def refuse(_):
+@pytest.mark.parametrize(("number", "mend"), [(errno.EACCES, "folder writable"), (errno.EDQUOT, "Free space or quota")])
+def test_a_file_that_cannot_be_written_says_why_and_what_helps_and_is_as_before(tmp_path, number, mend):
+    def refuse(temporary):
+        temporary.write_text("part")
         raise OSError(number, os.strerror(number))
 
-    with pytest.raises(UserError, match=rf"report.json could not be written: .*{os.strerror(number)}.*{mend}, then"):
-        write_atomic(tmp_path / "report.json", refuse)
+    path = tmp_path / "report.json"
+    path.write_text("before")
+    with pytest.raises(UserError, match=rf"report.json could not be written: .*{os.strerror(number)}.*{mend}"):
+        write_atomic(path, refuse)
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("report.json", "before")]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL])
@@ -148,13 +128,14 @@ def test_weights_missing_damaged_or_of_another_model(tmp_path):
 @pytest.fixture
 def prepared(tmp_path, tiny_data):
     """A copy of the tiny pairs, to be damaged."""
-    folder = tmp_path / "pairs"
-    subprocess.run(["cp", "-r", str(tiny_data / "mlp"), str(folder)], check=True)
-    return folder
+    return shutil.copytree(tiny_data / "mlp", tmp_path / "pairs")
 
 
-def test_a_whole_data_set_is_verified_by_its_fingerprint(prepared):
-    assert store.verify(prepared, tiny_run("mlp").data) == read_json(prepared / "dataset.json", "", "")["fingerprint"]
+EDITS = [{"fingerprint": "0"}, {"files": {}}, {"files": None}]
+
+
+def edited(folder, edit):
+    (folder / "dataset.json").write_text(json.dumps(json.loads((folder / "dataset.json").read_text()) | edit))
 
 
 @pytest.mark.parametrize(
@@ -164,9 +145,11 @@ def test_a_whole_data_set_is_verified_by_its_fingerprint(prepared):
         (lambda folder: (folder / "dataset.json").write_text("{"), "dataset.json is damaged"),
         (lambda folder: (folder / "train.safetensors").unlink(), "train.safetensors is missing"),
         (lambda folder: os.truncate(folder / "test.safetensors", 200), "test.safetensors is damaged"),
+        *((lambda folder, edit=edit: edited(folder, edit), "damaged or was edited") for edit in EDITS),
     ],
 )
 def test_missing_or_damaged_data_set(prepared, damage, words):
+    assert store.verify(prepared, tiny_run("mlp").data) == read_json(prepared / "dataset.json", "", "")["fingerprint"]
     damage(prepared)
     with pytest.raises(UserError, match=words) as error:
         store.verify(prepared, tiny_run("mlp").data)
@@ -231,16 +214,15 @@ def test_files_follow_the_umask_whatever_library_writes_them(tmp_path, tiny_data
         os.umask(before)
 
 
-@pytest.mark.parametrize("number", [errno.EDQUOT, errno.ENOSPC])
-def test_a_quota_that_is_full_is_no_room(tmp_path, monkeypatch, number):
+def test_a_quota_that_is_full_is_no_room(tmp_path, monkeypatch):
     assert no_room(tmp_path, 2**20) is None
     assert "MiB of free space" in no_room(tmp_path, 2**60)
 
     def refuse(*_):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     monkeypatch.setattr(files, "_allocate", refuse)
-    assert no_room(tmp_path, 2**20) == os.strerror(number)
+    assert no_room(tmp_path, 2**20) == os.strerror(errno.EDQUOT)
     assert list(tmp_path.iterdir()) == []
 
 

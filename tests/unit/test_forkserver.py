@@ -1,4 +1,4 @@
-"""The fork server: its jobs behave like separate processes, whichever process is killed."""
+"""The fork server: its jobs behave like separate processes, whichever process is killed, and see Snakemake's end."""
 
 import itertools
 import json
@@ -8,17 +8,15 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from helpers import servers
-from helpers.common import ROOT, tiny_run
-from shardlab.cli import forkserver as server_program
-from shardlab.files import COMMAND
-from shardlab.runs import commands, forks, forkserver
+from helpers.common import ROOT
+from shardlab.runs import forks, forkserver, signals
 
 SERVER = """
 import os, sys
@@ -33,14 +31,6 @@ with forkserver.listen(folder) as listener:
     exec(sys.argv[2])
     forkserver.serve(listener, prepare, {"A": "1"})
 """
-VERB = """
-import sys
-from shardlab import cli
-from shardlab.errors import run_verb
-cli.__path__.append(sys.argv[1])
-run_verb(sys.argv[2:])
-"""
-"""The command, with verbs of another folder."""
 PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -50,8 +40,6 @@ def main():
     forkserver.delegate(["program", *sys.argv[1:]])
     {body}
 """
-SERVED = commands.environment(tiny_run("mlp").site)
-"""Variables that a server's modules are imported with."""
 DEEP = Path("a" * 100, "b" * 100)
 """A path longer than a socket's address can be."""
 
@@ -105,11 +93,23 @@ def gone(pid):
 
 
 @pytest.fixture
-def server(tmp_path):
-    server = Server(tmp_path)
-    yield server
-    server.process.kill()
-    server.process.wait()
+def serve(tmp_path):
+    """Function that starts a server, which first runs this code."""
+    started = []
+
+    def start(code=""):
+        started.append(Server(tmp_path, code))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.process.kill()
+        server.process.wait()
+
+
+@pytest.fixture
+def server(serve):
+    return serve()
 
 
 @pytest.fixture
@@ -132,62 +132,56 @@ time.sleep(60)
 """
 
 
-def test_a_job_has_the_clients_words_folder_environment_and_files(server, write, tmp_path):
-    program = write(
-        """
-        print(json.dumps([sys.argv[1:], os.getcwd(), os.environ["B"], "A" in os.environ, os.getpid()]))
-        print("to stderr", file=sys.stderr)
-        return 7
-        """
-    )
-    child = server.start(program, "--x", "y z", B="2")
-    said, errors = child.communicate(timeout=60)
-    words, folder, value, inherited, pid = json.loads(said)
-    assert (words, folder, value, inherited) == (["--x", "y z"], str(Path.cwd()), "2", False)
-    assert errors == "to stderr\n"
-    assert child.returncode == 7
-    assert pid != child.pid
-    assert server.said.read_text() == "prepared\n"
-    assert server.start(program, B="3").wait(20) == 7
-    assert server.said.read_text() == "prepared\n", "once"
+def test_a_job_has_the_clients_words_and_files(server, write):
+    program = write('print(sys.argv[1:], os.getpid())\nprint("to stderr", file=sys.stderr)\nreturn 7')
+    for words in (["--x", "y z"], []):
+        child = server.start(program, *words)
+        said, errors = child.communicate(timeout=60)
+        assert said.startswith(f"{words} ")
+        assert str(child.pid) not in said
+        assert (errors, child.returncode) == ("to stderr\n", 7)
+        assert server.said.read_text() == "prepared\n", "once"
 
 
 STAINED = """
-import tempfile
+import signal, tempfile
 os.environ |= {"LEFT": "the server's", "B": "the server's"}
 os.chdir("/")
 tempfile.tempdir = "/"
 sys.argv = ["the server's"]
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
 def prepare():
     os.environ |= {"SET": "by imports", "C": "by imports"}
 """
+STATE = """
+import tempfile, threading
+here = [os.getcwd(), tempfile.gettempdir(), sys.argv[1:], threading.active_count(), os.umask(0o22)]
+caught = {number: str(signal.getsignal(number)) for number in signal.valid_signals() if number != signal.SIGINT}
+blocked = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+variables = [os.environ.get(name) for name in ("A", "B", "C", "SET", "LEFT")]
+print(json.dumps([variables, forks.served, here, caught, blocked]))
+"""
 
 
-def test_a_job_has_nothing_of_the_server_but_what_imports_set_for_themselves(write, tmp_path):
-    program = write(
-        """
-        import tempfile
-        variables = [os.environ.get(name) for name in ("A", "B", "C", "SET", "LEFT")]
-        print(json.dumps([variables, os.getcwd(), tempfile.gettempdir(), sys.argv[1:], forks.served]))
-        """
-    )
-    server = Server(tmp_path, STAINED)
-    try:
-        for value in ("1", "2"):
-            child = server.start(program, value, B=value, C=value, TMPDIR=str(tmp_path))
-            variables, *others = json.loads(child.communicate(timeout=60)[0])
-            assert variables == [None, value, value, "by imports", None]
-            assert others == [str(Path.cwd()), str(tmp_path), [value], {"A": "1"}]
-    finally:
-        server.process.kill()
-        server.process.wait()
+def test_a_job_has_nothing_of_the_server_but_what_imports_set_for_themselves(serve, write, tmp_path, request):
+    """The rest of its state is that of a new process."""
+    for number in (signal.SIGQUIT, signal.SIGHUP):  # which a job in a shell's background, or under nohup, ignores
+        request.addfinalizer(partial(signal.signal, number, signal.signal(number, signal.SIG_DFL)))
+    program = write(STATE)
 
+    server = serve(STAINED)
 
-def test_a_module_that_cannot_be_imported_is_the_error_of_the_job_that_needs_it(monkeypatch, capsys):
-    monkeypatch.setattr(forkserver, "IMPORTS", ("nothing_of_this_name", "json"))
-    monkeypatch.setattr(server_program.code_fingerprint, "digest_imports", lambda: None)
-    server_program.prepare()
-    assert "note: nothing_of_this_name was not imported: ModuleNotFoundError" in capsys.readouterr().out
+    def state(value, **more):
+        child = server.start(program, value, B=value, C=value, TMPDIR=str(tmp_path), **more)
+        return json.loads(child.communicate(timeout=60)[0])
+
+    for value in ("1", "2"):
+        variables, served, *forked = state(value)
+        assert (variables, served) == ([None, value, value, "by imports", None], {"A": "1"})
+        variables, served, *new = state(value, **{forkserver.ADDRESS: ""})
+        assert (variables, served) == ([None, value, value, None, None], None)
+        assert forked == new
 
 
 def test_every_file_of_the_code_is_watched(tmp_path, monkeypatch):
@@ -211,12 +205,9 @@ def test_every_file_of_the_code_is_watched(tmp_path, monkeypatch):
     ("ends", "status", "said"),
     [
         ("raise UserError('no such thing.')", 1, "error: no such thing.\n"),
-        ("raise FileNotFoundError(2, 'No such file', 'x')", 1, "error: x: No such file\n"),
         ("raise ValueError('a mistake')", 1, "Traceback"),
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV, ""),
         ("os._exit(3)", 3, ""),
-        ("sys.exit(0)", 0, ""),
     ],
 )
 def test_a_client_ends_as_its_job_does(server, write, ends, status, said):
@@ -255,15 +246,10 @@ forkserver.delegate(["program"])
 """
 
 
-def test_a_signal_that_comes_when_nobody_looks_is_not_lost(write, tmp_path):
+def test_a_signal_that_comes_when_nobody_looks_is_not_lost(serve, write):
     """Between the client's last look for signals and its wait; before the job has its own reaction to them."""
-    server = Server(tmp_path, SLOW)
-    try:
-        write("time.sleep(60)")
-        assert server.start("-c", LATE).wait(20) == -signal.SIGINT
-    finally:
-        server.process.kill()
-        server.process.wait()
+    write("time.sleep(60)")
+    assert serve(SLOW).start("-c", LATE).wait(20) == -signal.SIGINT
 
 
 def test_a_job_ends_with_its_client_and_its_monitor(server, write):
@@ -287,107 +273,16 @@ def test_a_job_outlives_the_server_and_the_next_one_is_a_new_process(server, wri
     assert server.start(program).communicate(timeout=60)[0] == "True\n"
 
 
-@pytest.mark.parametrize("lives", [True, False])
-def test_a_job_that_loses_its_monitor_starts_again_while_snakemake_lives(server, write, lives):
-    """Whatever the words of Snakemake's command line are."""
-    program = write("print(forks.served is None, flush=True)\ntime.sleep(5 if forks.served else 0)")
-    code = f"signals.announce_driver()\nsubprocess.Popen([{sys.executable!r}, {str(program)!r}])\ntime.sleep(60)"
-    driver = server.start("-c", f"import subprocess, time\nfrom shardlab.runs import signals\n{code}")
-    assert driver.stdout.readline() == "False\n"
-    if not lives:
-        driver.kill()
-        driver.wait()
+def test_a_job_that_loses_its_monitor_starts_again_while_snakemake_lives(server, write, monkeypatch):
+    monkeypatch.setenv(signals.DRIVER, "")
+    signals.announce_driver()  # this process in the place of Snakemake's
+    child = server.start(write("print(forks.served is None, flush=True)\ntime.sleep(5 if forks.served else 0)"))
+    assert child.stdout.readline() == "False\n"
     os.kill(server.monitors()[0], signal.SIGKILL)
-    if lives:
-        assert driver.stdout.readline() == "True\n"
-        assert driver.stderr.readline() == "note: the process that forked the job died; starting the job again.\n"
-    else:
-        died = "error: the process that forked the job died, and so did Snakemake; run the same command again.\n"
-        assert driver.stderr.readline() == died
-    driver.kill()
-    driver.communicate(timeout=60)
-
-
-STATE = """
-from importlib import import_module
-for name in [] if forks.served else forkserver.IMPORTS:
-    import_module(name)
-import logging, locale, random, threading, warnings
-import numpy, torch
-state = {
-    "forked": forks.served is not None,
-    "dtype": str(torch.get_default_dtype()),
-    "device": str(torch.get_default_device()),
-    "threads": [torch.get_num_threads(), torch.get_num_interop_threads(), threading.active_count()],
-    "deterministic": torch.are_deterministic_algorithms_enabled(),
-    "gradients": [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()],
-    "precision": [torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")],
-    "environment": dict(os.environ),
-    "temporary": __import__("tempfile").gettempdir(),
-    "folder": os.getcwd(),
-    "umask": os.umask(0o22),
-    "signals": {int(n): str(signal.getsignal(n)) for n in signal.valid_signals() if n != signal.SIGINT},
-    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
-    "words": sys.argv[1:],
-    "log": [logging.root.level, len(logging.root.handlers), logging.getLogger("shardlab").level],
-    "spoiled": hasattr(torch, "spoiled") or "spoiled" in sys.modules or torch.initial_seed() == 7,
-    "recursion": sys.getrecursionlimit(),
-    "numbers": [locale.setlocale(locale.LC_ALL), numpy.geterr(), numpy.get_printoptions()["precision"]],
-    "files": len(os.listdir("/proc/self/fd")),
-}
-if state["forked"]:
-    state["files"] = state["files"] <= 12  # its server's log, sockets, pidfds
-else:
-    state["files"] = True
-Path(sys.argv[1]).write_text(json.dumps(state, default=str))
-"""
-"""A program that writes what a job could leave behind for the next one."""
-SPOILS = """
-import logging, numpy, torch
-assert forks.served is not None
-torch.set_default_dtype(torch.float64), torch.set_default_device("meta"), torch.set_num_threads(3)
-torch.manual_seed(7), torch.use_deterministic_algorithms(True), torch.set_grad_enabled(False)
-torch.set_float32_matmul_precision("medium"), numpy.seterr(all="ignore"), os.umask(0o77), os.chdir("/")
-os.environ["SPOILED"] = "1"
-torch.spoiled = sys.modules["spoiled"] = torch
-for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-    signal.signal(number, signal.SIG_IGN)
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
-logging.basicConfig(level=1), logging.getLogger("shardlab").setLevel(1), sys.setrecursionlimit(5000)
-"""
-
-
-def test_nothing_of_a_job_and_of_the_server_reaches_the_next_job(write, tmp_path, request):
-    """It has the state of a new process that imported the same, in the real server."""
-    for number in (signal.SIGQUIT, signal.SIGHUP):  # which a job in a shell's background, or under nohup, ignores
-        request.addfinalizer(partial(signal.signal, number, signal.signal(number, signal.SIG_DFL)))
-    address = servers.server(("-c", VERB, str(tmp_path)))
-    given = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/scripts", **SERVED}
-
-    def called(body, **environment):
-        program, said = write(body), tmp_path / "state.json"
-        words = [sys.executable, program, str(said)]
-        subprocess.run(words, env=given | environment, cwd=tmp_path, check=True, timeout=120)
-        return json.loads(said.read_text()) if said.exists() else None
-
-    new = called(STATE)
-    assert not new.pop("forked")
-    called(SPOILS, **address, OF_ANOTHER_JOB="1")
-    forked = called(STATE, **address)
-    assert forked.pop("forked")
-    for state in (new, forked):  # not what imports set, which depends on the environment of these tests
-        names = (*given, "OF_ANOTHER_JOB", "SPOILED")
-        state["environment"] = {name: state["environment"].get(name) for name in names}
-    assert forked == new
-
-
-def test_without_a_server_nothing_is_said(write, tmp_path):
-    program = write("print(forks.served is None)")
-    for folder in ("", str(tmp_path), str(tmp_path / "nothing")):
-        run = subprocess.run(
-            [sys.executable, program], env=environment() | {forkserver.ADDRESS: folder}, capture_output=True, text=True
-        )
-        assert (run.stdout, run.stderr, run.returncode) == ("True\n", "", 0)
+    assert child.communicate(timeout=60) == (
+        "True\n",
+        "note: the process that forked the job died; starting the job again.\n",
+    )
 
 
 @pytest.mark.parametrize(
@@ -403,15 +298,11 @@ def test_without_a_server_nothing_is_said(write, tmp_path):
     ],
     ids=["threads", "memory", "another user", "other code", "another Python", "edited code", "edited while imported"],
 )
-def test_where_nothing_can_be_forked_jobs_are_new_processes(write, tmp_path, code, said):
-    server = Server(tmp_path, code)
-    try:
-        child = server.start(write("print(forks.served is None)"))
-        assert child.communicate(timeout=60) == ("True\n", "")
-        assert said in server.said.read_text()
-    finally:
-        server.process.kill()
-        server.process.wait()
+def test_where_nothing_can_be_forked_jobs_are_new_processes(serve, write, code, said):
+    server = serve(code)
+    child = server.start(write("print(forks.served is None)"))
+    assert child.communicate(timeout=60) == ("True\n", "")
+    assert said in server.said.read_text()
 
 
 def test_the_socket_is_its_owners_alone(tmp_path, monkeypatch):
@@ -427,8 +318,7 @@ def test_the_socket_is_its_owners_alone(tmp_path, monkeypatch):
     assert place == folder / f".snakemake/forkserver-{os.uname().nodename}-{os.getpid()}"
     assert place.stat().st_mode & 0o777 == 0o700
     assert not old.exists(), "of a driver that was killed"
-    ((words, options),) = started
-    assert words[1:] == [str(COMMAND), "forkserver", str(place), str(os.getpid()), "OMP_NUM_THREADS"]
+    ((_, options),) = started
     assert options["start_new_session"]
     assert "PYTHONPATH" not in options["env"]
     monkeypatch.setattr(forkserver, "_peer", lambda connection: os.getuid() + 1)
@@ -472,3 +362,34 @@ def test_a_server_ends_with_its_snakemake(tmp_path):
     driver.kill()
     driver.wait()
     until(lambda: gone(server) and not folder.exists())
+
+
+def test_a_job_sees_the_end_of_its_snakemake(monkeypatch):
+    """A zombie, too, that nobody waits for."""
+    driver = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setenv(signals.DRIVER, f"{driver.pid} {signals._started(driver.pid)} {signals._boot()}")
+    told = threading.Event()
+    signals.watch_snakemake(told.set)
+    assert signals.driver_ended() is False
+    assert not told.wait(0.2)
+    driver.kill()
+    assert told.wait(20)
+    assert signals.driver_ended()
+    driver.wait()
+
+
+@pytest.mark.parametrize(
+    ("changed", "ended"),
+    [({}, False), ({0: "999999999"}, True), ({1: "1"}, True), ({2: "another"}, None), ({1: "1", 2: "another"}, None)],
+    ids=["this process", "ended", "its number was given again", "another machine", "another machine's number"],
+)
+def test_a_process_is_known_by_its_number_start_and_boot(monkeypatch, changed, ended):
+    monkeypatch.setenv(signals.DRIVER, "")
+    assert signals.driver_ended() is None, "no Snakemake"
+    signals.announce_driver()
+    words = dict(enumerate(os.environ[signals.DRIVER].split())) | changed
+    monkeypatch.setenv(signals.DRIVER, " ".join(words.values()))
+    assert signals.driver_ended() is ended
+    told = threading.Event()
+    signals.watch_snakemake(told.set)
+    assert told.is_set() == (ended is True)

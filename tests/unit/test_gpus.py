@@ -1,12 +1,19 @@
-"""Messages about GPUs that are missing, split, in use or have an old driver, with a fake nvidia-smi."""
+"""GPUs of a node that are missing, split, in use or have an old driver; the cores that a rank is bound to."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
+from helpers.common import ROOT
 from shardlab.errors import UserError
-from shardlab.runs import gpus
+from shardlab.runs import commands, cpu_binding, gpus
 from shardlab.runs.gpus import busy, listed, old_driver, why_missing
+from shardlab.runs.stages import Scope
 from shardlab.runtime import device
 from shardlab.settings import cuda as versions
+from shardlab.settings import load, resolve
 
 CUDA = "13.0"
 TWO = "0, NVIDIA H100 80GB HBM3, 580.95.05, Disabled, 4\n1, NVIDIA H100 80GB HBM3, 580.95.05, Disabled, 4\n"
@@ -28,21 +35,29 @@ def driver(tmp_path, monkeypatch):
     return put
 
 
-def test_no_gpus_at_all(driver):
-    assert listed() == []
-    assert "the job has none; request GPUs with slurm.gpus" in why_missing(0, CUDA, None)
+@pytest.mark.parametrize(
+    ("lines", "seen", "cuda", "rocm", "words"),
+    [
+        (None, 0, CUDA, None, "the job has none; request GPUs with slurm.gpus"),
+        (None, 0, None, "7.0", "ROCR_VISIBLE_DEVICES"),
+        (TWO, 0, None, None, "this PyTorch is a CPU build; install one for the GPUs"),
+        (TWO.replace("Disabled", "Enabled"), 1, CUDA, None, "split (MIG), and a process sees one instance"),
+        (TWO, 2, CUDA, None, "lower ranks_per_node, or request more GPUs per node"),
+    ],
+)
+def test_why_a_gpu_is_missing(driver, lines, seen, cuda, rocm, words):
+    driver(lines)
+    assert words in why_missing(seen, cuda, rocm)
 
 
-def test_a_container_without_nv(driver, tmp_path, monkeypatch):
+def test_gpus_that_are_hidden_or_not_in_the_container(driver, tmp_path, monkeypatch):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidiactl").touch()
     monkeypatch.setenv("APPTAINER_CONTAINER", "/train.sif")
     assert "without --nv; add it to container.flags" in why_missing(0, CUDA, None)
-
-
-def test_a_build_of_pytorch_for_cpus(driver):
     driver(TWO)
-    assert why_missing(0, None, None).startswith("this PyTorch is a CPU build; install one for the GPUs")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert "CUDA_VISIBLE_DEVICES=1 hides the others of 2" in why_missing(1, CUDA, None)
 
 
 @pytest.mark.parametrize(("version", "needed"), [("13.0", 580), ("12.6", 525), ("99.1", None), (None, None)])
@@ -59,29 +74,10 @@ def test_a_driver_is_as_new_as_cuda_needs(driver, version, needed):
     assert old_driver(listed(), version) is None
 
 
-def test_a_gpu_that_is_split(driver):
-    driver(TWO.replace("Disabled", "Enabled"))
-    assert "split (MIG), and a process sees one instance" in why_missing(1, CUDA, None)
-
-
-def test_gpus_that_are_hidden(driver, monkeypatch):
-    driver(TWO)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert "CUDA_VISIBLE_DEVICES=1 hides the others of 2" in why_missing(1, CUDA, None)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert why_missing(2, CUDA, None).startswith("lower ranks_per_node, or request more GPUs per node")
-
-
-def test_rocm(driver):
-    assert "ROCR_VISIBLE_DEVICES" in why_missing(0, None, "7.0")
-
-
 def test_a_gpu_that_another_process_uses(driver):
     driver(TWO.replace(", 4\n1,", ", 23654\n1,"))
     (sentence,) = busy(listed())
-    assert sentence.startswith(
-        "GPU 0 (NVIDIA H100 80GB HBM3) has 23.1 GiB in use by another process; request exclusive"
-    )
+    assert sentence.startswith("GPU 0 (NVIDIA H100 80GB HBM3) has 23.1 GiB in use by another process")
     driver(TWO)
     assert busy(listed()) == []
 
@@ -98,3 +94,54 @@ def test_a_rank_says_why_its_gpu_is_missing(driver, monkeypatch):
     driver(TWO.replace("580.95.05", "535.104.05"))
     with pytest.raises(UserError, match=r"rank 0 .* PyTorch sees 0: the driver 535.104.05 is too old for"):
         device.device_for_rank("cuda")
+
+
+PROGRAM = "from shardlab.runs import cpu_binding; cpu_binding.bind({lists}); print(cpu_binding.own())"
+
+
+def bound(lists, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(lists=lists)],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "scripts")} | environment,
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    return done.stdout.strip(), done.stderr
+
+
+def test_lists_of_cores_are_read_and_written():
+    assert cpu_binding.parse("0-3,8") == {0, 1, 2, 3, 8}
+    assert cpu_binding.text({8, 0, 1, 2, 3, 10, 11}) == "0-3,8,10-11"
+
+
+def test_a_rank_runs_on_the_cores_of_its_gpu_only():
+    first, last = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))
+    lists = [str(first), str(last)]
+    assert bound(lists, LOCAL_RANK="1") == (lists[1], "")
+    # Of a node's GPUs Slurm gave this step the second: local rank 0 is not on GPU 0.
+    assert bound(lists, LOCAL_RANK="0", SLURM_STEP_GPUS="1") == (lists[1], "")
+
+
+def test_a_job_with_other_cores_is_not_bound_and_says_so():
+    cores, said = bound(["900-903"])
+    assert cores == cpu_binding.own()
+    assert "cpu_binding of GPU 0 is 900-903" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"cpu_binding": "node"}, "device is cpu; give a list of cores for each rank"),
+        ({"cpu_binding": []}, "cpu_binding is empty"),
+    ],
+)
+def test_a_binding_that_cannot_be_is_one_sentence(settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        load.site(load.config({"site": "test", "site_settings": settings}))
+
+
+def test_torchrun_binds_next_to_gpus():
+    config = load.config({"site": "engaging", "site_settings": {"cpu_binding": "exclusive"}})
+    lines = commands.lines(resolve.run(config, "ddp", "mlp"), ["x.py"], None, Scope.RANKS)
+    assert "--numa-binding=exclusive" in lines
