@@ -12,6 +12,8 @@ from shardlab import models
 from shardlab.errors import UserError
 from shardlab.models._sequence import SequenceSplit
 from shardlab.models.weights import materialize
+from shardlab.parallel import parallelize
+from shardlab.runtime import distributed
 from shardlab.settings import load, resolve
 
 
@@ -71,6 +73,18 @@ def test_a_model_without_initialize_is_drawn_whole(monkeypatch, tmp_path):
     monkeypatch.setattr(Whole, "initialize", lambda self, module: None, raising=False)
     with pytest.raises(UserError, match="the model has weights but no reset_parameters"):
         save_initial(run, tmp_path / "weights")
+
+
+def test_a_replica_that_recomputes_has_its_own_weights():
+    """As DataParallel makes one for each GPU."""
+    run = resolve.run(load.config({"recipe": {"activation_checkpointing": "full"}}), "dp", "vit")
+    model = with_weights(run)
+    parallelize.apply(run, model, distributed.World(0, 1, torch.device("cpu")))
+    block = model.layers[0]
+    x = torch.randn(2, 5, 48, requires_grad=True)
+    replica = block._replicate_for_data_parallel()
+    replica._modules = {**replica._modules, "down": torch.nn.Linear(96, 48)}
+    assert not torch.equal(replica(x), block(x))
 
 
 def test_llama_cannot_see_the_future():
