@@ -3,10 +3,11 @@
 import json
 
 from shardlab.records import plan
-from shardlab.records.reports import TestReport
+from shardlab.records.reports import NoiseFloorReport, TestReport
 from shardlab.records.timeline import Timeline
 from shardlab.records.train_report import train_report
 from shardlab.settings import run_identity
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.sites import Hardware
 
 BYTES = {"weights": 4, "master_weights": 0, "gradients": 0, "optimizer": 0, "activations": 3, "gathered": 0, "other": 2}
@@ -20,6 +21,13 @@ def planned(results, run, tensor_bytes, traffic=()):
     estimate |= {"flops_per_step": None, "flops_per_step_causal": None}
     made = plan.make(run, Hardware(), estimate, "none", fits=None, prepared=True)
     made.write(results / "plans" / run.strategy / run.workload / "plan.json")
+
+
+def with_twins(results, run, twins, **changed):
+    """The noise floor of a ``single``; ``changed``: other keys than those of its ``finished``."""
+    made = {"identity": run_identity.identity_of(run, "d"), "initial_weights": "i", "single_weights": "w"}
+    made |= {"workload": run.workload, "scale": PRECISIONS[run.recipe.dtype].rounding}
+    NoiseFloorReport(**made | changed, twins=twins).write(results / f"noise_floor/{run.workload}.json")
 
 
 def finished(

@@ -50,8 +50,7 @@ def stored(picture, kind):
     return Image.open(file)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("kind", "channels"), [("PNG", 3), ("TIFF", 1)])
 def test_16_bits_are_scaled(kind, channels):
     image, counts = pictured(stored(Image.fromarray(RAMP), kind), channels)
     assert (image == np.rint(RAMP / 257)).all()
@@ -59,15 +58,6 @@ def test_16_bits_are_scaled(kind, channels):
     assert counts["pictures of 16 bits scaled to 8"] == 1
     big, _ = pictured(stored(Image.fromarray(RAMP.astype(">u2")), "TIFF"), channels)
     assert (big == image).all()
-
-
-def test_frames_after_the_first_are_said():
-    first, second = (Image.fromarray(np.full((8, 8), gray, np.uint8)) for gray in (10, 200))
-    file = io.BytesIO()
-    first.save(file, "GIF", save_all=True, append_images=[second])
-    image, counts = pictured(Image.open(file), 1)
-    assert (image == 10).all()
-    assert counts["pictures of several frames, of which the first is used"] == 1
 
 
 def of_16_bits(values):
@@ -83,8 +73,7 @@ def of_16_bits(values):
     return Image.open(io.BytesIO(b"\x89PNG\r\n\x1a\n" + b"".join(parts)))
 
 
-@pytest.mark.parametrize("bits", [12, 13, 16])
-@pytest.mark.parametrize("bands", [1, 3, 4])
+@pytest.mark.parametrize(("bits", "bands"), [(12, 1), (13, 3), (16, 4)])
 def test_16_bits_and_what_may_be_12_of_them_are_said(bits, bands):
     values = RAMP >> (16 - bits)
     color = np.stack([values] * 3 + [np.full_like(values, 65535)], -1)[..., :bands]
@@ -161,9 +150,7 @@ def test_opaque_pictures_and_other_modes_are_as_pillow_converts_them():
     ("image", "words"),
     [
         (None, "the image is missing, not a picture"),
-        ({"bytes": b"", "path": None}, "the image is a dict, not a picture"),
         ([[0]], "the image is a list"),
-        (np.zeros((3, 8, 8)), "the image is float64 (3, 8, 8), not uint8 (3, 8, 8)"),
         (np.zeros((8, 8, 3), np.uint8), "the image is uint8 (8, 8, 3)"),
         (np.zeros((3, 8, 8), np.uint16), "the image is uint16"),
     ],
@@ -196,15 +183,9 @@ def test_labels_are_integers():
 @pytest.mark.parametrize(
     ("label", "words"),
     [
-        *((label, "not an integer") for label in (0.5, 1.9, Decimal("1.75"), Fraction(1, 2), np.float32(0.25))),
-        *(
-            (label, "not an integer")
-            for label in (None, float("nan"), float("inf"), Decimal("NaN"), "cat", "1.0", "1_0")
-        ),
-        *((label, "not an integer") for label in (1j, b"1", "", "\u0661", {"label": 1})),
+        *((label, "not an integer") for label in (0.5, Decimal("1.75"), Fraction(1, 2), np.float32(0.25), None, "cat")),
+        *((label, "not an integer") for label in (float("nan"), float("inf"), "1_0", 1j, b"1", "\u0661", {"label": 1})),
         ([0, 1], "is a list of shape (2,), not one integer"),
-        ([1], "is a list of shape (1,)"),
-        (np.array([[0, 1]]), "is a ndarray of shape (1, 2)"),
         (-1, "the label is -1"),
         (2, "the label is 2, but the data set's shape promises 2 classes"),
     ],
@@ -220,8 +201,6 @@ def test_what_is_no_label(label, words):
         (np.array(["2020-01-01", "2020-01-02"], "datetime64[D]"), "not real numbers"),
         ([None, 1.0], "x has values that are not finite"),
         ([[1.0, 2.0]], "x has the shape (1, 2)"),
-        ([[1.0], [1.0, 2.0]], "inhomogeneous"),
-        (["a", "b"], "could not convert string to float"),
     ],
 )
 def test_vectors_that_are_no_numbers(x, words):

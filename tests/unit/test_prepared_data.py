@@ -62,7 +62,7 @@ def laid_out(draw):
     return array
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(laid_out(), min_size=1, max_size=3), st.data())
 def test_any_layout_is_stored_as_the_format_s_own_library_stores_plain_arrays(tmp_path_factory, arrays, drawn):
     path = tmp_path_factory.mktemp("any") / "train.safetensors"
@@ -130,7 +130,6 @@ def test_what_is_written_is_read_back(tmp_path, monkeypatch):
     [
         ([{"x": np.ones(2, object)}], "gave x as object, which safetensors cannot hold"),
         ([{"x": np.ones(2)}, {"x": np.ones(2, np.float32)}], "x as float32 () after parts of float64 ()"),
-        ([{"x": np.ones((2, 3))}, {"x": np.ones((2, 4))}], "x as float64 (4,) after parts of float64 (3,)"),
         ([{"x": np.ones(2)}, {"y": np.ones(2)}], "gave y after parts of x"),
         ([{"x": np.ones(2), "y": np.ones(3)}], "different numbers of samples: {'x': 2, 'y': 3}"),
         ([{"x": np.ones(2), "x_offsets": np.array([0, 1])}], "x_offsets from 0 to 1, not 0 to 2"),
@@ -251,10 +250,9 @@ def test_a_mistake_in_a_reader_keeps_its_traceback(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("samples", [[], [("",)], [("ab",)]])
-def test_a_split_without_a_window_is_named(tmp_path, samples):
+def test_a_split_without_a_window_is_named(tmp_path):
     data = data_set("language_modelling", vocab_size=259, sequence_length=4)
-    splits = {"train": [("abcdefgh",)], "validation": samples, "test": [("abcdefgh",)]}
+    splits = all_splits([("abcdefgh",)]) | {"validation": [("ab",)]}
     with pytest.raises(UserError, match="data set mine, split validation: the split has fewer than sequence_length 4"):
         store.write(tmp_path, data, *encode(data, splits))
 
@@ -309,9 +307,3 @@ def prepared_in(folder, task, count):
 def test_the_memory_of_preparing_does_not_grow_with_the_data(tmp_path, task, count):
     """Of pictures of 5.5 MiB each, and of texts of 10 KB, of which tokens with their places take 0.5 MiB."""
     assert prepared_in(tmp_path, task, count) - prepared_in(tmp_path, task, 2) < 120
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("task", "count"), [("classification", 250), ("language_modelling", 2500)])
-def test_large_data_is_prepared_in_a_gibibyte(tmp_path, task, count):
-    assert prepared_in(tmp_path, task, count) < 1024

@@ -1,23 +1,25 @@
 """Single programs: help, dry run, lock, imports."""
 
-import fcntl
-import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from helpers.common import ROOT, tiny_run
 from shardlab import cli
-from shardlab.files import read_json, write_json
+from shardlab.errors import UserError
+from shardlab.files import write_json
 from shardlab.records.plan import Plan
 from shardlab.records.reports import TestReport, TrainReport
 from shardlab.records.timeline import Timeline
+from shardlab.runs import job
 from shardlab.runs.images import ImageReport
 from shardlab.settings.config import Config
 from shardlab.settings.sites import Site
@@ -25,49 +27,26 @@ from shardlab.settings.types import Run, Strategy, Workload
 
 FOLDERS = ("scripts", "benchmarks")
 SCRIPTS = sorted(str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).glob("*.py"))
+SCRIPTS.remove("scripts/check_python.py")
 VERBS = [verb for group in cli.VERBS.values() for verb in group]
-
-LOGIN = ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]
-LOGIN += ["report", "watch", "status", "lesson"]
 
 
 def program(name, *arguments):
     return subprocess.run([sys.executable, ROOT / name, *map(str, arguments)], capture_output=True, text=True)
 
 
-HELP = """
-import io, json, multiprocessing, runpy, sys
-from contextlib import redirect_stdout
-import altair, pandas, torch._dynamo, transformers  # once for all of them
-
-def explained(name):
-    name, *verb = name.split()
-    sys.argv, sys.path[0] = [name, *verb, "--help"], name.rpartition("/")[0]
-    with redirect_stdout(io.StringIO()) as said:
-        try:
-            runpy.run_path(name, run_name="__main__")
-        except BaseException as error:
-            return repr(error), said.getvalue()
-    return None, said.getvalue()
-
-with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-    print(json.dumps(dict(zip(sys.argv[1:], pool.map(explained, sys.argv[1:], chunksize=1)))))
-"""
-"""Each program in a fork of a process that has imported what is slow to import."""
-
-
-def test_every_program_explains_itself():
-    names = [name for name in SCRIPTS if name != "scripts/check_python.py"]
-    names += [f"scripts/shardlab {verb}" for verb in VERBS]
-    words = [sys.executable, "-c", HELP, *names]
-    environment = os.environ | {"COLUMNS": "80"}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    said = json.loads(done.stdout)
-    assert said.keys() == {*names}
-    for name, (error, text) in said.items():
-        assert error == "SystemExit(0)", f"{name}: {error}"
-        assert "usage:" in text, name
-        assert max(map(len, text.splitlines())) <= 80, f"{name}: its docstring is its --help"
+@pytest.mark.parametrize("name", [*SCRIPTS, *VERBS])
+def test_every_program_explains_itself(monkeypatch, capsys, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["shardlab", name, "--help"] if name in VERBS else [name, "--help"])
+    monkeypatch.syspath_prepend((ROOT / name).parent)
+    start = cli.main if name in VERBS else partial(runpy.run_path, str(ROOT / name), run_name="__main__")
+    with pytest.raises(SystemExit) as ended:
+        start()
+    said = capsys.readouterr().out
+    assert ended.value.code in (None, 0)
+    assert "usage:" in said
+    assert max(map(len, said.splitlines())) <= 80, "its docstring is its --help"
 
 
 @pytest.mark.parametrize(
@@ -112,54 +91,65 @@ def test_make_help_fits_a_terminal_and_says_how_each_target_s_comment_begins():
     assert all(f"make {target} " in said for target in ("run", "test", "soak", "envs", "distclean"))
 
 
-def test_login_node_programs_have_no_torch():
-    code = f"import sys; from shardlab.cli import {', '.join(LOGIN)}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT / "scripts").returncode == 0
-
-
 @pytest.fixture
 def launch(tmp_path, tiny_data):
-    """Arguments of `shardlab launch` for a tiny run, and its folder."""
+    """Function that returns the arguments of `shardlab launch` for a tiny run, its folder and its settings."""
 
-    def arguments(strategy):
+    def arguments(strategy, **site):
         run = tiny_run("mlp", strategy)
         folder = tmp_path / strategy / "mlp"
+        run = run.model_copy(update={"site": run.site.model_copy(update=site)})
         write_json(folder / "run.json", run.model_dump())
         paths = {"settings": folder / "run.json", "data": tiny_data / "mlp", "weights": tmp_path / "init.safetensors"}
         options = [f"--{key}={path}" for key, path in paths.items()]
-        return ["train", *options, f"--output={folder}", f"--done={folder}.done"], folder
+        return ["train", *options, f"--output={folder}", f"--done={folder}.done"], folder, run
 
     return arguments
 
 
-def test_a_missing_gpu_ends_with_an_error(launch):
-    arguments, folder = launch("single")
-    run = read_json(folder / "run.json", "", "")
-    write_json(folder / "run.json", run | {"site": run["site"] | {"device": "cuda"}})
-    options = [option for option in arguments[1:] if not option.startswith("--done")]
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/shardlab", "train", *options],
-        env=os.environ | {"LOCAL_RANK": "99"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
-    assert "error: rank 99 of this node needs its own GPU" in done.stderr
-    assert not (folder / "model.safetensors").exists()
+@pytest.fixture
+def stays(launch, tmp_path):
+    """Function that launches ranks that run this code in place of training, and stay; returns the launcher, once so
+    many processes have said that they are `here`, with their numbers.
+    """
+
+    def launched(strategy, code, count, **site):
+        arguments, folder, _ = launch(strategy, **site)
+        (tmp_path / "init.safetensors").touch()
+        (tmp_path / "stays.py").write_text(f"import os, signal, time; {code}; time.sleep(600)")
+        words = "from shardlab.errors import run_program; from shardlab.runs import job; "
+        words += f"job.COMMAND = {str(tmp_path / 'stays.py')!r}; run_program(lambda: job.main(None))"
+        process = subprocess.Popen(
+            [sys.executable, "-c", words, *arguments],
+            cwd=ROOT / "scripts",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        log = folder / "attempts/001.log"
+        while not log.exists() or log.read_text().count("here") < count:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+        return process, re.findall(r"here (\d+)", log.read_text()), folder
+
+    return launched
 
 
-def test_dry_run_prints_the_line_and_does_nothing(launch):
-    arguments, folder = launch("fsdp_tp")
-    done = program("scripts/shardlab", "launch", *arguments, "--dry-run")
-    assert done.returncode == 0
-    assert "--nproc-per-node=4 --signals" in done.stdout
-    assert "HF_HUB_OFFLINE=1" in done.stdout
-    assert "export MKL_NUM_THREADS=1" in done.stdout
-    assert [path.name for path in folder.iterdir()] == ["run.json"]
+def ended(number):
+    path = Path(f"/proc/{number}/stat")
+    return not path.exists() or ") Z " in path.read_text()
 
 
-def test_one_rank_needs_no_torchrun(launch):
-    assert "fork_torchrun" not in program("scripts/shardlab", "launch", *launch("single")[0], "--dry-run").stdout
+def test_dry_run_prints_the_line_and_does_nothing(launch, monkeypatch, capsys):
+    for strategy, ranks in (("fsdp_tp", 4), ("single", 1)):
+        arguments, folder, _ = launch(strategy)
+        monkeypatch.setattr(sys, "argv", ["shardlab launch", *arguments, "--dry-run"])
+        job.main(None)
+        said = capsys.readouterr().out
+        assert (f"--nproc-per-node={ranks} --signals" in said) == ("fork_torchrun" in said) == (ranks > 1)
+        assert "HF_HUB_OFFLINE=1" in said
+        assert "export MKL_NUM_THREADS=1" in said
+        assert [path.name for path in folder.iterdir()] == ["run.json"]
 
 
 def test_without_imports_ranks_are_processes_that_end_with_torchrun(tmp_path):
@@ -186,98 +176,52 @@ def test_without_imports_ranks_are_processes_that_end_with_torchrun(tmp_path):
     torchrun.kill()
     torchrun.wait()
     end = time.monotonic() + 30
-    while any(Path(f"/proc/{line[3]}").exists() for line in said):
+    while not all(ended(line[3]) for line in said):
         assert time.monotonic() < end
         time.sleep(0.05)
 
 
-def test_a_run_folder_is_trained_by_one_launcher_only(launch):
-    arguments, folder = launch("single")
-    run = read_json(folder / "run.json", "", "")
-    write_json(folder / "run.json", run | {"site": run["site"] | {"stop_seconds": 1}})
-    with (folder / ".lock").open("w") as lock:
-        lock.write("process 1 on here")
-        lock.flush()
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        done = program("scripts/shardlab", "launch", *arguments)
-    assert done.returncode == 1
-    assert "is being trained by process 1 on here" in done.stderr
-
-
-def test_missing_weights_fail_in_one_sentence_and_leave_no_done(launch):
-    arguments, folder = launch("ddp")
-    done = program("scripts/shardlab", "launch", *arguments)
-    assert done.returncode != 0
-    assert "init.safetensors is missing" in done.stderr + done.stdout
+@pytest.mark.parametrize(
+    ("data", "said"), [("{}", "dataset.json is damaged or was edited"), (None, "init.safetensors is missing")]
+)
+def test_what_a_training_begins_with_is_verified_first(launch, monkeypatch, tmp_path, data, said):
+    arguments, folder, _ = launch("single")
+    if data:
+        (tmp_path / "dataset.json").write_text(data)
+        arguments += [f"--data={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["shardlab launch", *arguments])
+    with pytest.raises(UserError, match=said):
+        job.main(None)
     assert not Path(f"{folder}.done").exists()
 
 
-def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(launch, tmp_path):
+def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(stays):
     """Also ranks that ignore the request: after stop_seconds they get a signal."""
-    arguments, folder = launch("ddp")
-    run = read_json(folder / "run.json", "", "")
-    write_json(folder / "run.json", run | {"site": run["site"] | {"stop_seconds": 1}})
-    (tmp_path / "init.safetensors").touch()
-    # In place of training: ranks that say where they are and stay.
     # Forked while the first ones connect to a thread of torchrun, they could inherit a lock of that.
-    stays = "import os, time; assert os.environ['TORCHELASTIC_USE_AGENT_STORE'] == 'False'; "
-    stays += "os.write(1, f'here {os.getpid()}\\n'.encode()); time.sleep(600)"
-    (tmp_path / "stays.py").write_text(stays)
-    program = (
-        "import sys; from shardlab.errors import run_program; from shardlab.runs import job; "
-        f"job.COMMAND = {str(tmp_path / 'stays.py')!r}; "
+    code = (
+        "assert os.environ['TORCHELASTIC_USE_AGENT_STORE'] == 'False'; os.write(1, f'here {os.getpid()}\\n'.encode())"
     )
-    words = [sys.executable, "-c", program + "run_program(lambda: job.main(None))", *map(str, arguments)]
-    process = subprocess.Popen(words, cwd=ROOT / "scripts", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    log = folder / "attempts/001.log"
-    while not log.exists() or log.read_text().count("here") < run["ranks_per_node"]:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
+    process, ranks, folder = stays("ddp", code, 2, stop_seconds=1)
     process.terminate()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "ddp x mlp stopped on request (SIGTERM)" in output
-    ranks = [line.split()[1] for line in log.read_text().splitlines() if line.startswith("here")]
-    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    assert all(map(ended, ranks))
     assert not Path(f"{folder}.done").exists()
     assert not (folder / ".stop").exists()
 
 
-def test_a_single_process_that_does_not_stop_in_time_is_killed(launch, tmp_path):
+def test_a_single_process_that_does_not_stop_in_time_is_killed(stays):
     """One that only notes signals, as in a long step, with the processes that it started."""
-    arguments, folder = launch("single")
-    run = read_json(folder / "run.json", "", "")
-    write_json(folder / "run.json", run | {"site": run["site"] | {"stop_seconds": 2}})
-    (tmp_path / "init.safetensors").touch()
-    stays = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); "
-    (tmp_path / "stays.py").write_text(stays + "print('here', os.getpid(), flush=True); time.sleep(600)")
-    program = (
-        "import sys; from shardlab.errors import run_program; from shardlab.runs import job; "
-        f"job.COMMAND = {str(tmp_path / 'stays.py')!r}; "
-    )
-    words = [sys.executable, "-c", program + "run_program(lambda: job.main(None))", *map(str, arguments)]
-    process = subprocess.Popen(words, cwd=ROOT / "scripts", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    log = folder / "attempts/001.log"
-    while not log.exists() or log.read_text().count("here") < 2:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
+    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); print('here', os.getpid(), flush=True)"
+    process, ranks, _ = stays("single", code, 2, stop_seconds=2)
     told = time.monotonic()
     process.terminate()
     output, _ = process.communicate(timeout=60)
-    assert 2 < time.monotonic() - told < run["site"]["stop_seconds"]
+    assert time.monotonic() - told > 2
     assert "single x mlp stopped on request (SIGTERM)" in output
-    states = [Path(f"/proc/{number}/stat") for number in re.findall(r"here (\d+)", log.read_text())]
-    assert len(states) == 2
-    assert not [path for path in states if path.exists() and ") Z " not in path.read_text()]
-
-
-def test_data_is_verified_also_without_a_done_file(launch, tmp_path):
-    arguments, _ = launch("single")
-    (tmp_path / "dataset.json").write_text("{}")
-    words = [word for word in arguments if not word.startswith(("--done", "--data"))]
-    done = program("scripts/shardlab", "launch", *words, f"--data={tmp_path}")
-    assert done.returncode == 1
-    assert "dataset.json is damaged or was edited" in done.stderr
+    assert len(ranks) == 2
+    assert all(map(ended, ranks))
 
 
 def test_generated_files_are_up_to_date():

@@ -37,10 +37,3 @@ def test_a_row_is_planned_within_a_percent_of_theory_and_compared():
     found = published.differences(rows, table)
     assert list(found["published"]) == [-0.5]
     assert found["planned"][0] == pytest.approx(table["planned"][1] - table["planned"][0])
-
-
-def test_memory_stays_flat_where_cp_doubles_with_the_length():
-    long = published.TORCHTITAN._replace(length=512)
-    rows = [published.Row(long, "small", name, 4, 1, gib=1.0) for name in ("fsdp", "fsdp_cp@cp=2", "fsdp_cp@cp=4")]
-    first, *others = [plan["tensor_bytes"][0]["peak"] for plan in published.planned(rows, cores=1)]
-    assert others == [pytest.approx(first, rel=0.01)] * 2

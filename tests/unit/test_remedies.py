@@ -72,7 +72,7 @@ def test_every_call_in_the_documents_and_messages_is_complete(monkeypatch):
     assert wrong == {}
 
 
-@pytest.mark.parametrize("words", ["-f results/plan.md", "results/diagnosis/ddp/mlp.md", "all"])
+@pytest.mark.parametrize("words", ["-f results/plan.md"])
 def test_a_call_without_a_profile_is_none(monkeypatch, words):
     monkeypatch.chdir(ROOT)
     assert refusal(words) == "cores have to be specified"
@@ -95,14 +95,6 @@ def test_a_remedy_has_the_profile_of_the_current_call(monkeypatch, environment, 
     text = remedy("make it", "results/ddp/mlp/plan.json", "-f")
     words = f"--profile {profile} -f results/ddp/mlp/plan.json"
     assert text == f"make it with: snakemake {words}, and the --config of your call"
-
-
-@pytest.mark.parametrize("profile", ["slurm", "workflow/profiles/local"])
-def test_a_remedy_is_a_whole_call(monkeypatch, profile):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv(PROFILE, profile)
-    words = remedy("make it", "all", "-f").removeprefix("make it with: snakemake ").split(", and ")[0]
-    assert refusal(words) is None
 
 
 @pytest.mark.parametrize(

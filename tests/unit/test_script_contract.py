@@ -44,18 +44,13 @@ def read_all(path, text, earlier=0):
     ("text", "words"),
     [
         ("step 0: 1.0\n", "line 1 of .* is not a JSON object: 'step 0: 1.0'"),
-        ("[0, 1.0]\n", "is not a JSON object"),
-        ('{"loss": 1.0}\n', "has no `step`"),
         ('{"step": "0", "loss": 1.0}\n', "has no `step`"),
-        ('{"step": 0}\n', r"line 1 of .* \(step 0\) has no number `loss`"),
-        ('{"step": 0, "loss": "1.0"}\n', "has no number `loss`"),
+        ('{"step": 0, "loss": "1.0"}\n', r"line 1 of .* \(step 0\) has no number `loss`"),
         (line(0) + line(1, float("nan")), r"line 2 of .* \(step 1\) has the loss nan"),
-        (line(0, float("inf")), "has the loss inf"),
-        (line(0, grad_norm=float("nan")), "has the grad_norm nan"),
+        (line(0, grad_norm=float("inf")), "has the grad_norm inf"),
         (line(1), "line 1 of .* is of step 1, but the first line of this attempt must be of step 0"),
         (line(0) + line(2), "line 2 of .* is of step 2, but step 1 comes next: step 1 is missing"),
         (line(0) + line(0), "is of step 0, but step 1 comes next: a step is twice or out of order"),
-        (line(0) + line(1) + line(0), "step 2 comes next: a step is twice or out of order"),
         ("".join(map(line, range(STEPS + 1))), "line 5 of .* is of step 4, but this training has 4 steps, 0 to 3"),
         (line(0) + line(1), "ends after step 1, but this training has 4 steps"),
         ("", "has no line, but this training has 4 steps"),
@@ -75,7 +70,6 @@ def test_the_right_lines_are_taken(tmp_path):
 def test_steps_of_an_earlier_attempt_may_be_taken_again_but_none_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     assert [each.step for each in read_all(path, line(1) + line(2) + line(3), earlier=2)] == [1, 2, 3]
-    assert len(read_all(path, "".join(map(line, range(4))), earlier=2)) == 4
     with pytest.raises(UserError, match="must be of one of the steps 0 to 2"):
         read_all(path, line(3), earlier=2)
 
@@ -121,24 +115,19 @@ def trained(tmp_path_factory):
             r"output.bias is F64 \(2,\) in .*, but must be F32 \(2,\)",
         ),
         (lambda weights: weights["output.bias"].fill_(float("nan")), "output.bias has values in .* not finite"),
+        (None, "mine.py ended with status 0 without .*model.safetensors"),
+        (b"", "is damaged"),
     ],
 )
 def test_weights_that_break_the_contract_are_named(trained, tmp_path, change, words):
     weights, path = load_file(trained[1]), tmp_path / "model.safetensors"
-    save_file(weights, path)
-    script_report.check_weights(path, trained[1], "mine.py")
-    change(weights)
-    save_file(weights, path)
+    script_report.check_weights(trained[1], trained[1], "mine.py")
+    if callable(change):
+        change(weights)
+        save_file(weights, path)
+    elif change is not None:
+        path.write_bytes(change)
     with pytest.raises(UserError, match=words):
-        script_report.check_weights(path, trained[1], "mine.py")
-
-
-def test_weights_that_are_missing_or_damaged_are_named(trained, tmp_path):
-    path = tmp_path / "model.safetensors"
-    with pytest.raises(UserError, match=r"mine.py ended with status 0 without .*model.safetensors"):
-        script_report.check_weights(path, trained[1], "mine.py")
-    path.write_bytes(trained[1].read_bytes()[:-9])
-    with pytest.raises(UserError, match="is damaged"):
         script_report.check_weights(path, trained[1], "mine.py")
 
 
@@ -202,18 +191,12 @@ def test_a_script_is_recorded_and_measured(supervised, tmp_path):
     assert measured["wall_seconds"] > sum(each["seconds"] for each in steps[1:])
 
 
-def test_lines_that_come_at_once_have_no_times(supervised, tmp_path):
-    assert supervised("write(0, 1, 2, 3)\nfinish()") == 0
-    assert {each["seconds"] for each in metrics.read(tmp_path / metrics.NAME) if each["kind"] == "train"} == {None}
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("raise ValueError('this is wrong')", r"mine.py failed: ValueError: this is wrong"),
-        ("sys.exit(7)", "mine.py ended with status 7; its output is above"),
         ("import os; os.kill(os.getpid(), 9)", r"mine.py was killed by signal 9 \(Killed\)"),
-        ("write(0, 1)", "ends after step 1, but this training has 4 steps"),
+        ("write(0, 1)", "ends after step 1, but"),
         ("write(0, loss=float('nan')); time.sleep(60)", "has the loss nan"),
     ],
 )
@@ -226,7 +209,9 @@ def test_a_script_that_fails_is_named_at_once(supervised, text, words):
 
 def test_a_script_that_hangs_is_ended(supervised):
     with pytest.raises(UserError, match=r"wrote no line to .* for 1 s \(site key hang_seconds\)"):
-        supervised("signal.signal(signal.SIGTERM, signal.SIG_IGN); write(0); time.sleep(60)", hang_seconds=1)
+        supervised(
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN); write(0); time.sleep(60)", hang_seconds=1, stop_seconds=1
+        )
 
 
 def test_a_request_to_stop_reaches_it_as_sigterm(supervised, tmp_path):
@@ -320,13 +305,10 @@ NO_STRATEGY = {key for key, found in variants.keys().items() if not found.varies
     ("keys", "words"),
     [
         ({"script": "../mine.py"}, r"script ../mine.py is outside of the project"),
-        ({"script": "/etc/passwd"}, r"script /etc/passwd is outside of the project"),
-        ({"script": "tests/nothing.py"}, r"script tests/nothing.py is not a file"),
         ({"script": "tests"}, r"script tests is not a file"),
         ({"script": "README.md"}, r"script README.md is not executable; run: chmod \+x README.md"),
         ({"script": OWN, "cpu_offload": True, "dp_shard": -1}, "only this project's own training reads cpu_offload"),
         ({"script": OWN, "engine": "deepspeed"}, "only this project's own training reads engine"),
-        ({"script": OWN, "single_process": "dp"}, "only this project's own training reads single_process"),
         ({"launcher": "srun", "dp_replicate": -1}, "launcher starts the ranks of a script"),
         ({"script": OWN, "launcher": "srun"}, "launcher starts the ranks of a script; set script and a degree"),
     ],
@@ -351,7 +333,6 @@ def test_degrees_are_the_number_of_ranks_and_nothing_more():
     assert (run.world_size, run.mesh.root, run.needs_torchrun) == (6, {"pp": 2, "tp": 3}, True)
     one = resolved(script=OWN)
     assert (one.world_size, one.needs_torchrun) == (1, False)
-    assert not resolved(script=OWN, site="engaging", launcher="srun", tp=-1).needs_torchrun
     assert one.recipe == resolved(script=OWN, recipe={"activation_checkpointing": "auto"}).recipe
 
 
@@ -368,7 +349,6 @@ def test_srun_starts_a_task_per_rank_without_torchrun():
     lines = commands.lines(run, ["program"], "image.sif", Scope.RANKS)
     assert "torchrun" not in lines
     assert "srun --nodes=2 --ntasks=8 --ntasks-per-node=4" in lines
-    assert f"--cpus-per-task={run.site.cpus_per_rank} " in lines
     assert re.search(r'^export MASTER_ADDR="\$\(hostname.*"$', lines, re.MULTILINE)
     assert re.search(r'^export MASTER_PORT="\$\(\(\d+ \+ SLURM_JOB_ID % \d+\)\)"$', lines, re.MULTILINE)
     # What checks it afterwards is one process.
@@ -378,7 +358,6 @@ def test_srun_starts_a_task_per_rank_without_torchrun():
 def test_status_says_what_becomes_of_a_script_s_checkpoints(tmp_path):
     run, folder = resolved(script=OWN), tmp_path / "mine/mlp"
     (folder / script_place.OUTPUT / script_place.CHECKPOINTS).mkdir(parents=True)
-    assert run_status.next_action(run, folder).startswith("from its first step")
     (folder / script_place.OUTPUT / script_place.CHECKPOINTS / "last.pt").touch()
     initial = tmp_path / "initial"
     initial.touch()
@@ -439,15 +418,6 @@ def test_a_script_in_another_language_is_what_it_names(mine, tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results/old.json").touch()
     assert list(mine("mine/train.sh")) == ["mine/train.py", "mine/train.sh"]
-
-
-def test_a_run_s_sources_are_those_of_its_script():
-    assert {*resolved(script=OWN).sources} == {"tests/helpers/own/means.py", "tests/helpers/own/train.py"}
-
-
-def test_a_file_that_is_not_python_is_named(mine):
-    with pytest.raises(UserError, match=r"mine/train.py is not Python"):
-        mine(train="def f(:\n")
 
 
 def test_the_process_of_a_script_ends_with_its_rank(tiny_data, tmp_path):

@@ -118,27 +118,6 @@ def test_sbatch_and_srun_lines_are_the_approved_ones(name):
     assert lines(name) == path.read_text()
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_every_key_of_a_site_file_has_a_comment_that_says_what_happens_without_it(name):
-    text = (load.CONFIG / "sites" / f"{name}.yaml").read_text().splitlines()
-    comment = ""
-    for line in text:
-        key = re.match(r"( *)([A-Za-z_]+):( .*)?$", line)
-        if line.lstrip().startswith("#"):
-            comment += line
-        elif key and key[3] is None and key[2] in ("environment", "environment_node", "slurm", "srun", "container"):
-            comment = ""
-        elif key:
-            assert "nset" in comment, f"{name}: {key[2]}: no comment says what happens if it is unset"
-        elif not line.strip():
-            comment = ""
-
-
-@pytest.mark.parametrize("name", load.names("sites"))
-def test_lines_can_be_made_for_every_site(name):
-    assert "shardlab STAGE" in lines(name)
-
-
 def test_settings_of_the_configuration_go_over_the_file_key_by_key():
     _, site = loaded(site="test", site_settings={"slurm": {"account": "mine", "gpus": "null"}})
     assert (site.slurm.account, site.slurm.partition, site.slurm.gpus) == ("mine", "batch", None)
@@ -154,21 +133,14 @@ def test_the_image_is_switched_by_one_key(container, inside):
     ("settings", "words"),
     [
         ({"slurm": {"acount": "x"}}, ["site_settings", "slurm.acount", "did you mean `account`?"]),
-        ({"container": {"base": "alpine"}}, ["container.base", "'docker', 'debootstrap' or 'rocm'"]),
-        ({"environment": {"my-var": "x"}}, ["environment", "my-var"]),
         ({"environment": {"A=1; touch x; B": "x"}}, ["environment"]),
         ({"srun": {"interface": "ib0; reboot"}}, ["srun.interface"]),
         ({"srun": {"port_first": 65000}}, ["exceeds the last port, 65535"]),
         ({"container": {"binds": ["/a,b"]}}, ["/a,b has a comma"]),
         ({"container": {"exec_template": ["{images}"]}}, ["unknown placeholder images", "binds, image, mount"]),
-        ({"container": {"srun_options": ["{command}"]}}, ["container.srun_options", "unknown placeholder command"]),
         ({"container": {"srun_options": ["-i{image}"]}}, ["srun_options need an image", "set image"]),
-        (
-            {"srun": None, "container": {"srun_options": ["-i"], "image": "x"}},
-            ["srun_options are of srun", "`srun: {}`"],
-        ),
+        ({"srun": None, "container": {"srun_options": ["-i"], "image": "x"}}, ["srun_options are of srun"]),
         ({"slurm": {"stages": {"evalute": {}}}}, ["slurm.stages", "evaluate"]),
-        ({"slurm": {"gpus": "gpu"}}, ["slurm.gpus", "'gres' or 'gpus-per-node'"]),
         ({"slurm": {"queue": ["big"]}}, ["queue: big is not one of queues (known: none; define it there)"]),
     ],
 )
@@ -224,21 +196,17 @@ def test_a_stage_that_needs_no_gpu_need_not_ask_for_one():
     assert "gres" not in slurm.resources(site, "plan", 1, 1, 30)
 
 
-def test_podman_hands_the_environment_on():
-    """As nothing of it gets into its containers otherwise: NCCL's, the threads', the ranks' numbers."""
-    _, site = loaded(site="perlmutter")
-    words = container.exec_words(site.container, "IMAGE")
-    assert "--env-host" in words[: words.index("IMAGE")]
-
-
-def test_a_folder_of_a_workflow_that_uses_this_one_is_mounted_too(monkeypatch):
-    """And the project itself, which podman would not have otherwise; a bind may name its place inside."""
+def test_podman_mounts_the_other_workflow_and_hands_the_environment_on(monkeypatch):
+    """And the project itself, which podman would not have otherwise; a bind may name its place inside. Nothing of the
+    environment gets into its containers otherwise: NCCL's, the threads', the ranks' numbers.
+    """
     monkeypatch.setattr(container, "PROJECT", Path("/mine"))
     monkeypatch.setattr(container, "ROOT", Path("/project"))
     _, site = loaded(site="perlmutter", site_settings={"container": {"binds": ["/data", "/a:/b:ro"]}})
     words = container.exec_words(site.container, "IMAGE")
     volumes = [word.removeprefix("--volume=") for word in words if word.startswith("--volume=")]
     assert volumes == ["/mine:/mine", "/project:/project", "/data:/data", "/a:/b:ro"]
+    assert "--env-host" in words[: words.index("IMAGE")]
 
 
 PYXIS = ["--container-image={image}", "--container-mounts={mounts}"]
@@ -246,14 +214,18 @@ PYXIS = ["--container-image={image}", "--container-mounts={mounts}"]
 
 
 @pytest.mark.parametrize(
-    ("options", "image", "words"),
+    ("options", "image", "words", "strategy"),
     [
-        (PYXIS, "docker://a/b:1", "--container-image=docker://a/b:1 --container-mounts=/my/p:/my/p,/data:/in:ro"),
-        (["--environment={image}"], "/my/ce.toml", "--environment=/my/ce.toml"),
-        (["--x={binds}", "{project}"], "x", "--x=/my/p,/data:/in:ro /my/p"),
+        (
+            PYXIS,
+            "docker://a/b:1",
+            "--container-image=docker://a/b:1 --container-mounts=/my/p:/my/p,/data:/in:ro",
+            "by_srun",
+        ),
+        (["--environment={image}"], "/my/ce.toml", "--environment=/my/ce.toml", "fsdp_tp"),
+        (["--x={binds}", "{project}"], "x", "--x=/my/p,/data:/in:ro /my/p", "fsdp_tp"),
     ],
 )
-@pytest.mark.parametrize("strategy", ["fsdp_tp", "by_srun"])
 def test_srun_itself_starts_the_image(monkeypatch, options, image, words, strategy):
     """In every step, with the Python and the variables of inside; no program has to be on the PATH, and sbatch, whose
     job has the driver, knows nothing of it."""
@@ -283,7 +255,7 @@ def test_lines_before_the_ranks_and_threads_apart_from_cores():
     assert text.index("module load pytorch") < text.index("exec ", text.index("bash -c"))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("ranks", [1, 8])
 def test_a_job_of_any_size_goes_the_way_that_lets_signals_through(ranks):
     _, site = loaded(site="lumi")
     requested = slurm.resources(site, "train", 2, ranks)
@@ -337,12 +309,6 @@ def test_a_launcher_is_one_class_and_one_key_of_the_site(monkeypatch):
     assert Child(run, "").signal == signal.SIGHUP
     with pytest.raises(ValueError, match="srun and other both start ranks; remove all but one"):
         OtherSite(srun={}, other={})
-
-
-def test_two_jobs_do_not_share_a_port():
-    config, _ = loaded(site="test", nodes=2)
-    lines = commands.lines(resolve.run(config, "ddp", "mlp"), ["x.py"], None, Scope.RANKS)
-    assert "$((20000 + SLURM_JOB_ID % 10000))" in lines
 
 
 def test_preflight_names_the_keys_to_change_when_a_node_is_not_heard(monkeypatch):

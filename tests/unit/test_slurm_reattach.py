@@ -86,14 +86,6 @@ def test_a_queue_that_does_not_answer_is_not_an_empty_one(silent, tmp_path):
     assert not slurm.in_queue("Slurm job 7"), "Slurm has forgotten it"
 
 
-def test_all_calls_in_a_folder_give_their_jobs_one_name(tmp_path):
-    assert (
-        slurm_reattach.name_of(tmp_path)
-        == slurm_reattach.name_of(tmp_path / ".")
-        != slurm_reattach.name_of(tmp_path / "not UTF-8: \udcfc")
-    )
-
-
 def test_jobs_that_slurm_forgot_or_preempted_for_good_end():
     absent, followed = {}, {"1", "2", "3"}
     states = {"1": "RUNNING", "2": "PREEMPTED"}

@@ -78,17 +78,16 @@ class Holder(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [*weights.DTYPES, torch.complex128], ids=str)
-@pytest.mark.parametrize("shape", [(), (0, 3), (3, 3)], ids=str)
-def test_a_file_holds_every_type_at_any_address(dtype, shape, tmp_path):
+def test_a_file_holds_every_type_at_any_address(dtype, tmp_path):
     torch.manual_seed(0)
-    value = (torch.randn(shape, dtype=torch.complex128) * 10).to(dtype) if dtype.is_complex else None
-    value = (torch.randn(shape).abs() * 10).to(dtype) if value is None else value
-    written = {"before": torch.tensor(True), "value": value}
-    weights.save(written.items(), written, tmp_path / "file")
-    model = Holder(torch.zeros_like(value))
-    weights.materialize(model, tmp_path / "file", torch.device("cpu"), whole=False)
-    assert model.value.dtype == dtype
-    assert bytes(model.value.reshape(-1).view(torch.uint8)) == bytes(value.reshape(-1).view(torch.uint8))
+    for shape in ((), (0, 3), (3, 3)):
+        value = (torch.randn(shape, dtype=torch.complex128 if dtype.is_complex else None).abs() * 10).to(dtype)
+        written = {"before": torch.tensor(True), "value": value}
+        weights.save(written.items(), written, tmp_path / "file")
+        model = Holder(torch.zeros_like(value))
+        weights.materialize(model, tmp_path / "file", torch.device("cpu"), whole=False)
+        assert model.value.dtype == dtype
+        assert bytes(model.value.reshape(-1).view(torch.uint8)) == bytes(value.reshape(-1).view(torch.uint8))
 
 
 def test_what_no_file_holds_is_refused_before_it_is_written(tmp_path):

@@ -3,13 +3,12 @@
 import asyncio
 import fcntl
 import json
-import subprocess
 import sys
 
 import pytest
 from textual.widgets import DataTable
 
-from helpers.common import ROOT, tiny_run
+from helpers.common import tiny_run
 from helpers.reports import STEP, finished
 from shardlab.cli import watch
 from shardlab.records.reports import Attempt
@@ -114,11 +113,12 @@ def test_on_a_terminal_of_80_columns(tmp_path):
     assert asyncio.run(walk()) == 0
 
 
-def test_without_a_terminal_it_is_printed_once(tmp_path):
+def test_without_a_terminal_it_is_printed_once(tmp_path, monkeypatch, capsys):
     under_way(tmp_path, "stopped: SIGTERM")
     config = json.dumps({"strategies": ["ddp"], "workloads": ["mlp"]})
-    command = [sys.executable, ROOT / "scripts/shardlab", "watch", f"--config={config}", f"--results={tmp_path}"]
-    seen = subprocess.run(command, text=True, capture_output=True, check=True).stdout
+    monkeypatch.setattr(sys, "argv", ["shardlab watch", f"--config={config}", f"--results={tmp_path}"])
+    watch.main()
+    seen = capsys.readouterr().out
     assert "stopped: SIGTERM" in seen
     assert seen.endswith("1 run: 1 stopped\n")
     assert "\x1b" not in seen

@@ -1,6 +1,7 @@
 """Monitoring of a training: its line per step, TensorBoard events."""
 
 import re
+from contextlib import redirect_stdout
 
 import pytest
 import torch
@@ -27,18 +28,13 @@ def events(folder):
 
 @pytest.fixture(scope="module")
 def watched(tiny_data, tmp_path_factory):
-    """Folder of a run that wrote event files."""
+    """Folder of a run that wrote event files, and what it ``said``."""
     folder = tmp_path_factory.mktemp("watched")
     run = tiny_run("llama2", max_steps=3)
     save_initial(run, folder / "initial")
-    assert loop.train(
-        run,
-        tiny_data / "llama2",
-        folder / "initial",
-        folder,
-        {},
-        loop.TrainOptions(tensorboard=True),
-    )
+    options = loop.TrainOptions(tensorboard=True)
+    with (folder / "said").open("w") as said, redirect_stdout(said):
+        assert loop.train(run, tiny_data / "llama2", folder / "initial", folder, {}, options)
     return folder
 
 
@@ -59,11 +55,8 @@ def test_a_run_from_its_beginning_has_no_events_of_before(watched, tmp_path):
     assert not (tmp_path / EVENTS).exists()
 
 
-def test_a_step_is_one_aligned_line_without_colour_in_a_file(tiny_data, tmp_path, capfd):
-    run = tiny_run("llama2", max_steps=3)
-    save_initial(run, tmp_path / "initial")
-    assert loop.train(run, tiny_data / "llama2", tmp_path / "initial", tmp_path, {})
-    said = capfd.readouterr().out
+def test_a_step_is_one_aligned_line_without_colour_in_a_file(watched):
+    said = (watched / "said").read_text()
     steps = [line for line in said.splitlines() if line.startswith("step ")]
     assert [line[:8] for line in steps] == ["step 1/3", "step 2/3", "step 3/3"]
     assert len({len(line) for line in steps}) == 1

@@ -25,9 +25,10 @@ def difference(tmp_path):
     return of
 
 
-@pytest.mark.parametrize("block", [1, 2, 2**20])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64])
-def test_it_is_relative_to_the_norm_of_the_reference(difference, monkeypatch, dtype, block):
+@pytest.mark.parametrize(
+    ("block", "dtype"), [(1, torch.float64), (2, torch.float32), (2**20, torch.bfloat16), (2, torch.complex64)]
+)
+def test_it_is_relative_to_the_norm_of_the_reference(difference, monkeypatch, block, dtype):
     monkeypatch.setattr(module, "BLOCK", block)
     reference = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=dtype)
     assert difference(reference, reference) == 0
@@ -85,8 +86,7 @@ def test_integers_and_what_training_leaves_as_it_was_are_fixed(tmp_path):
     assert fixed_weights(tmp_path / "trained", tmp_path / "initial") == ["count", "frozen"]
 
 
-@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("block", [3, 2**20])
+@pytest.mark.parametrize(("low", "block"), [(torch.bfloat16, 3), (torch.float16, 2**20)])
 def test_rounded_values_are_those_that_a_training_changed(tmp_path, monkeypatch, low, block):
     """Not what it left as it was, what began at 0, overflows, or has few digits by its type."""
     monkeypatch.setattr(module, "BLOCK", block)
