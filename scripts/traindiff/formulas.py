@@ -138,14 +138,13 @@ def known(pair: Pair, step: int) -> dict[str, int]:
 def meaning(pair: Pair, step: int, times: float, near: float) -> str:
     """Return what a factor is, of the numbers that are known: ", the number of ranks or ...", or "" if it is none."""
     given = known(pair, step)
-    plain: dict[str, float] = {name: float(value) for name, value in given.items()}
+    plain = {name: float(value) for name, value in given.items()}
+    pairs = combinations(plain.items(), 2)
+    composed = {f"{name} times {other}": value * more for (name, value), (other, more) in pairs}
     targets = [capture.shown(step).get("targets") for capture in pair.captures]
     if targets[0] and targets[1] and targets[0] != targets[1]:
         plain["the reference's number of targets / this training's"] = targets[1] / targets[0]
     plain |= {f"1 / {name}": 1 / value for name, value in given.items()}
-    composed = {
-        f"{name} times {other}": value * more for (name, value), (other, more) in combinations(given.items(), 2)
-    }
     composed |= {f"1 / ({name})": 1 / value for name, value in composed.items()}
     for meanings in (plain, composed):
         if names := [name for name, value in meanings.items() if abs(times - value) <= near * value]:
