@@ -406,6 +406,8 @@ def _decay(view: View) -> Iterator[Formula]:
         if len(names) == len(view.names) and view.is_whole
         else listed(name.split("//")[0] for name in names)
     )
+    # A constant that is added to these, as to the weights of a norm before its first step, is the same.
+    text += ", which are all equal" * (len(torch.cat([view.before(name).flatten() for name in names]).unique()) == 1)
     yield Formula("decay", text, f"{kind} = the reference's + k x the weights before the step", fit)
 
 
@@ -624,7 +626,7 @@ def _coefficients_said(view: View) -> bool:
 
 def _coefficients(*found: tuple[float, float, float]) -> str:
     """Return the coefficients of a moment, then the reference's: one number, if both add up to 1 or only one shows."""
-    one = all(abs(a + b - 1) < 1e-3 or (not a and b < 1) for a, b, _ in found)
+    one = all(abs(a + b - 1) < 1e-3 if a else b < 1 - 1e-3 for a, b, _ in found)
     return ", not ".join(f"{1 - b:.6g}" if one else f"{a:.6g} and {b:.6g}" for a, b, _ in found)
 
 
@@ -669,8 +671,8 @@ def _stated(view: View) -> Iterator[Formula]:
     if not any(bool(view.actual(name).any()) for name in view.names):
         return
     own, usual = (settings(view, side) for side in (0, 1))
-    if not all(name in own and name in usual for name in view.names):
-        return
+    if not all(name in own and name in usual and _is_adam(own[name]) == _is_adam(usual[name]) for name in view.names):
+        return  # also where one is Adam's, the other SGD's: then it is no matter of settings
     fit = view.holds("", view.names, lambda name: _update(view, 0, name, own[name]))
     if not fit or not view.solved_by(view.names, lambda name: _update(view, 1, name, usual[name])):
         return
@@ -729,6 +731,10 @@ def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
     return found
 
 
+def _is_adam(settings: dict[str, float]) -> bool:
+    return "beta2" in settings
+
+
 def _updated(view: View, own: Settings, usual: Settings, key: str) -> Read:
     return lambda name: _update(view, 0, name, own[name] | {key: usual[name][key]})
 
@@ -741,7 +747,7 @@ def _update(view: View, side: int, name: str, settings: dict[str, float]) -> Ten
     """
     state = view.pair.captures[side].tensors(f"step{view.step}/optimizer")
     weight, rate, decay = view.before(name), settings["lr"], settings.get("weight_decay", 0.0)
-    if "beta2" in settings:
+    if _is_adam(settings):
         step = settings["count"] + 1
         mean = state[f"{name}//exp_avg"].double() / (1 - settings["beta1"] ** step)
         root = (state[f"{name}//exp_avg_sq"].double() / (1 - settings["beta2"] ** step)).sqrt()
