@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-import torch
-
 from traindiff import formulas, outputs, sample_weights
 from traindiff.capture_files import InputError
 from traindiff.comparison import stages
@@ -17,6 +15,9 @@ TENSORS = (*FILES, "update", "initial weights", "weights before it", "buffers")
 """Stages of which formulas recompute tensors."""
 BEFORE_UPDATES = ("samples", "gradient", "clipped gradient", "optimizer state")
 """Stages that may differ where updates are equal: reduction or state inside the optimizer, for example."""
+MEANINGS = 3
+"""Most numbers that a reported loss may be, and still be named."""
+RANKS = "`--ranks dp=N`, `--ranks micro-batches=N`: then factors have names."
 ISLAND = 1e-5
 """Largest part of a tensor in float64 that the rounding of float32 inside makes up."""
 
@@ -105,8 +106,8 @@ def _excused(found: list[Stage]) -> str:
     if kind == "samples":
         return f"{steps}the samples have other names ({wrong.note}), but numbers show that they are the same."
     return (
-        f"{steps}{kind} differs ({wrong.name}: {wrong.difference:.1e}), but all updates are equal. The optimizer "
-        "reduces gradients, or keeps its state, in another way: that is no difference."
+        f"{steps}{kind} differs ({wrong.name}: {wrong.difference:.1e}), but all updates are equal, as where an "
+        "optimizer reduces gradients, or keeps its state, in another way."
     )
 
 
@@ -192,7 +193,7 @@ def _of_missing(view: View) -> list[Formula]:
     if view.stage.kind != "optimizer state" or len(keys) > 1 or len(different) != 1:
         return []
     (key, values), names = next(iter(different.items()))
-    if {*names} != {row.parameter for row in view.stage.wrong}:
+    if key not in formulas.STATES or {*names} != {row.parameter for row in view.stage.wrong}:
         return []
     equation = f"only one of the optimizers has {keys.pop()}, of each parameter"
     return [Formula("settings", f"{key} {values}", equation, Fit(values=len(names)))]
@@ -219,11 +220,10 @@ def _of_samples(view: View) -> list[Formula]:
 
 
 def _ranks_alike(pair: Pair, step: int) -> set[int]:
-    """Return the ranks that read the same samples, where all samples are read by several."""
-    ranks: dict[object, set[int]] = {}
-    for sample, rank, _ in sample_weights.reads(pair, 0, step):
-        ranks.setdefault(sample, set()).add(rank)
-    return set().union(*ranks.values()) if all(len(each) > 1 for each in ranks.values()) else set()
+    """Return the ranks, if they are several and each reads all samples."""
+    found = {(sample, rank) for sample, rank, _ in sample_weights.reads(pair, 0, step)}
+    samples, ranks = {sample for sample, _ in found}, {rank for _, rank in found}
+    return ranks if len(ranks) > 1 and len(found) == len(samples) * len(ranks) else set()
 
 
 def _named(pair: Pair, side: int, step: int) -> set[object]:
@@ -280,19 +280,22 @@ def _of_loss(view: View) -> list[Formula]:
     """The loss alone: a factor, or that of one rank's micro-batch."""
     row = view.stage.wrong[0]
     alone = view.stage.kind == "reported loss" or _is_alone(view)
-    found = []
-    if row.ratio is not None and (means := meaning(view.pair, view.step, row.ratio, view.near)):
-        found.append(f"{number(row.ratio)}{means}")
+    means = meaning(view.pair, view.step, row.ratio, view.near) if row.ratio is not None else ""
+    found = [f"{number(row.ratio or 0.0)}{means}"] * bool(means)
     shown = view.pair.actual.shown(view.step)
     reported = shown.get("reported_loss")
     micros = [(value, r, m) for r, each in enumerate(shown.get("losses") or []) for m, value in enumerate(each)]
-    for times, text in ((1, ""), (shown.get("micro_batches", 1), ", times the number of micro-batches")):
-        for value, rank, micro in micros if len(micros) > 1 else ():
-            if reported and view.same(reported, times * value, 10) and not found:
-                found.append(f"that of rank {rank}'s micro-batch {micro}{text}")
+    for times, text in {shown.get("micro_batches", 1): ", times the number of micro-batches", 1: ""}.items():
+        found += [
+            f"that of rank {rank}'s micro-batch {micro}{text}"
+            for value, rank, micro in micros
+            if len(micros) > 1 and not means and reported
+            if abs(reported - times * value) <= view.limit(SCALARS) * abs(reported)
+        ]
     if not alone:
         return [Formula("factor", found[0], "loss = c x the reference's")] if found else []
-    text = f"gradients and updates are equal{'; it is ' + found[0] if found else ''}"
+    text = "gradients and updates, where they are compared, are equal"
+    text += f"; it is {', or '.join(found)}" * (0 < len(found) <= MEANINGS)
     return [Formula("the report alone", text, "the loss is not what the gradient is of")]
 
 
@@ -361,7 +364,7 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
         )
     if stage.kind == "gradient":
         found += _of_losses(view, causes)
-    found += _disagreements(pair, max(stage.step, 0))
+    found += sample_weights.disagreements(pair, max(stage.step, 0))
     return [each for each in found if each]
 
 
@@ -373,10 +376,7 @@ def _of_losses(view: View, causes: list[Formula]) -> list[str]:
         same = abs(own - usual) <= view.limit(SCALARS) * abs(usual)
         found.append(f"The loss is {own:.8g}, in the reference {'the same' if same else f'{usual:.8g}'}.")
     if view.tried.get("a weight of each sample", 0.0) > view.limit(PART) and not (view.seen or causes):
-        found.append(
-            "No weights of the step's samples give this gradient: other inputs, targets or weights, or another forward "
-            "or backward pass."
-        )
+        found.append("No weights of the step's samples give this gradient.")
     return found
 
 
@@ -439,43 +439,12 @@ def _settings(view: View) -> list[str]:
         found.append(f"The optimizer is {listed(kinds[0])}, in the reference {listed(kinds[1])}.")
     if not (own and usual) and all(rates) and rates[0] != rates[1]:
         found.append(f"The learning rate of the step is {rates[0]}, not {rates[1]}.")
-    if own and (lacks := [row.name for row in view.stage.wrong if row.name in usual and row.name not in own]):
+    has = [formulas.optimized(view, side) for side in (0, 1)]
+    if has[0] and (lacks := [row.name for row in view.stage.wrong if row.name in has[1] - has[0]]):
         found.append(f"No optimizer that took a step has {listed(lacks)}.")
     for (key, values), names in formulas.different_settings(view).items():
         found.append(f"The optimizer says {key} {values}: for {listed(names)}.")
     return found
-
-
-def _disagreements(pair: Pair, step: int) -> list[str]:
-    """Return the axes along which ranks that should hold the same gradients, or weights, do not."""
-    if files := pair.actual.unreduced(step):
-        return [
-            f"Ranks {ranges(files)} hold different gradients of the same parameters when the optimizer takes its step."
-        ]
-    ranks = pair.actual.ranks(step)
-    partial = sorted({name for rank in ranks for name in rank.notes.get("partial", [])})
-    found = [f"The optimizer gets partial gradients, which are not reduced: {listed(partial)}."] * bool(partial)
-    for kind in ("gradients", "weights"):
-        axes: dict[str, set[str]] = {}
-        for place, rank in enumerate(ranks):
-            for other in ranks[:place]:
-                differ = [axis for axis in rank.place if rank.place[axis] != other.place[axis]]
-                if len(differ) == 1:
-                    for name, (norm, total, part) in rank.notes.get(kind, {}).items():
-                        same = other.notes[kind].get(name)
-                        if same and same[2] == part and not _same((norm, total), same):
-                            axes.setdefault(differ[0], set()).add(name)
-        for axis, names in axes.items():
-            found.append(f"Ranks along {axis} hold different {kind} that should be the same: {listed(sorted(names))}.")
-        if axes:
-            break
-    return found
-
-
-def _same(values: tuple[float, float], others: list[float]) -> bool:
-    """Return whether (norm, sum) of a tensor are another's; those that are not finite are the same if both are."""
-    both = torch.tensor([values, others[:2]], dtype=torch.float64)
-    return torch.allclose(both[0], both[1], 1e-5, 1e-5 * min(values[0], others[0]), True)
 
 
 # What would tell more
@@ -489,7 +458,10 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
     most = max(row.difference for row in stage.wrong)
     said = [bool(capture.ranks(stage.step) or capture.shown(stage.step).get("ids")) for capture in pair.captures]
     numbers = {"mesh", "accumulation", "world_size"} & {*pair.actual.about, *pair.actual.shown(stage.step)}
-    is_gradient = is_dump and stage.kind == "gradient" and not causes
+    is_gradient = is_dump and stage.kind == "gradient"
+    has_numbers = not is_dump or not is_of_tensors or bool(numbers)
+    if causes:
+        return [RANKS] if not has_numbers and any(cause.cause.startswith("factor") for cause in causes) else []
     found = {
         "`dumped.samples(losses)` in the reference, before `backward()`: it shows the weight of each sample.": (
             is_gradient and not pair.reference.samples(stage.step)
@@ -501,13 +473,11 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
         "rounding, or that of an approximation (of GELU, say).": precision == LIMITS["F64"] and most <= ISLAND,
         "`--dtype bfloat16` (or float16), if one of the trainings computes in it, as under autocast: the difference "
         "may be its rounding.": precision == LIMITS["F32"] and most <= LIMITS["BF16"],
-        "Both trainings in float64: rounding hides nothing then.": precision > LIMITS["F64"] and not causes,
+        "Both trainings in float64: rounding hides nothing then.": precision > LIMITS["F64"],
         "`--twin`, the reference from weights moved by one rounding: it shows how far rounding grows.": (
             pair.twin is None and precision != LIMITS["F64"] and stage.step > pair.steps[0]
         ),
-        "`--ranks dp=N`, `--ranks micro-batches=N`: then factors have names.": is_dump
-        and is_of_tensors
-        and not numbers,
+        RANKS: not has_numbers,
         "The outputs of the model for the samples of this step, printed by both: they tell the forward from the "
         "backward pass.": is_gradient,
     }

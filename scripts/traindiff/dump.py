@@ -304,7 +304,8 @@ class Dump:
                     value.equal(self.before[1][name]) for name, value in found.items()
                 ):
                     del kinds["clipped"]  # only the norm was wanted
-            if self._is_reduced_after_clipping(names) and "clipped" in kinds:
+            is_reduced, unreduced = self._unreduced(names, "clipped" in kinds)
+            if is_reduced:
                 kinds = {"gradients": found}
             # What another optimizer has, is its own when it steps; what none has, stays as it is here.
             written = self.files.get("gradients", {})
@@ -318,7 +319,8 @@ class Dump:
             }
             self._refuse_parts(own)
             self._note_settings(optimizer, names)
-            self._write_before(kinds, {name: self.seen.get(name, _whole(each)) for each, name in names.items()}, names)
+            weights = {name: self.seen.get(name, _whole(each)) for each, name in names.items()}
+            self._write_before(kinds, weights, names, unreduced)
         self.stepped.append(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, keywords: Any) -> None:
@@ -368,7 +370,7 @@ class Dump:
         if engine.gradient_clipping():
             self.facts["max_grad_norm"] = engine.gradient_clipping()
         self.settings += _settings(engine.optimizer.param_groups, {})
-        self._write_before({"gradients": self._kept(found)}, weights(), {})
+        self._write_before({"gradients": self._kept(found)}, weights(), {}, {})
         self.inside += 1
         try:
             out = original(engine, *args, **keywords)
@@ -441,7 +443,11 @@ class Dump:
         self.counts |= {int(step) for step in steps} or {0}
 
     def _write_before(
-        self, kinds: dict[str, dict[str, Tensor]], weights: dict[str, Tensor], own: dict[Tensor, str]
+        self,
+        kinds: dict[str, dict[str, Tensor]],
+        weights: dict[str, Tensor],
+        own: dict[Tensor, str],
+        unreduced: dict[str, Tensor],
     ) -> None:
         """Write what an optimizer gets; ``own``: parameters with their names, whose ranks' values are compared."""
         if not kinds["gradients"]:
@@ -452,7 +458,6 @@ class Dump:
             )
         plain = {name: each for each, name in own.items() if not isinstance(each, DTensor)}
         plain = {} if _is_fsdp1(self.model) else plain
-        local = self.local if "clipped" in kinds else self._local(own)
         if not self.is_written:
             self._refuse_shards(plain)
             self._save("initial", self._kept(weights))
@@ -462,7 +467,9 @@ class Dump:
         for kind, tensors in kinds.items():
             self.files.setdefault(kind, {}).update(tensors)
             self._save(f"{kind}-{self.step}", self.files[kind])
-        self._write_unreduced(local)
+        if unreduced:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(unreduced, self.folder / f"unreduced-{self.step}.rank{dist.get_rank()}.safetensors")
         self._write_facts()
         if self.rows and self.suffix == "":
             self._write_samples()
@@ -511,24 +518,15 @@ class Dump:
         }
         return {name: _whole(value).to("cpu", copy=True).contiguous() for name, value in own.items()}
 
-    def _is_reduced_after_clipping(self, names: dict[Tensor, str]) -> bool:
-        """Return whether ranks clipped gradients of their own, and have the same ones now. A collective."""
-        values = (self.local, self._local(names))
+    def _unreduced(self, names: dict[Tensor, str], is_clipped: bool) -> tuple[bool, dict[str, Tensor]]:
+        """Return whether ranks clipped gradients of their own, and have the same ones now; and this rank's own, if
+        ranks have others: as before clipping, if they are clipped. A collective.
+        """
+        values = self._local(names), self.local if is_clipped else {}
         ranks = _gathered([{name: float(value.double().norm()) for name, value in each.items()} for each in values])
-        before, now = ([ranks[rank][place] for rank in self.alike] for place in (0, 1))
-        return len(self.alike) > 1 and _differ(before) and not _differ(now)
-
-    def _write_unreduced(self, own: dict[str, Tensor]) -> None:
-        """Note each rank's norms; where ranks hold different gradients, write each rank's own. A collective."""
-        norms = {name: float(value.double().norm()) for name, value in own.items()}
-        ranks = _gathered(norms)
-        found = [ranks[rank] for rank in self.alike]
-        if len(found) < 2:
-            return
-        self.facts["rank_norms"] = [math.hypot(*each.values()) for each in found]
-        if _differ(found):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            save_file(own, self.folder / f"unreduced-{self.step}.rank{dist.get_rank()}.safetensors")
+        now, before = (_differ([ranks[rank][place] for rank in self.alike]) for place in (0, 1))
+        own, differ = (values[1], before) if is_clipped and (now or not before) else (values[0], now)
+        return before and not now, own if differ else {}
 
     def _write_after(self, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
         self._save(f"weights-{self.step}", self._kept(weights))

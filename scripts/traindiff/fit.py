@@ -207,16 +207,16 @@ class View:
 
 def number(value: float, near: float = NEAR["F64"]) -> str:
     """Return a fitted number as text, with the fraction that it is; ``near``: how exact it is."""
-    if near >= NEAR["F16"]:
-        return f"{value:.2g}"
-    if f"{value:.6g}" == "1" and abs(value - 1) > near / 1000:
+    short = f"{value:.{2 if near >= NEAR['F16'] else 6}g}"
+    if short == "1" and abs(value - 1) > near / 1000:
         return f"1 {'-' if value < 1 else '+'} {abs(value - 1):.1g}"
+    if near >= NEAR["F16"]:
+        return short
     if abs(value) < 1e-12:
         return "0"
     fraction = Fraction(value).limit_denominator(DENOMINATOR) if math.isfinite(value) else Fraction(0)
     is_fraction = fraction.denominator > 1 and abs(float(fraction) - value) < 2e-6 * abs(value)
-    is_short = f"{value:.6g}" == f"{value:.2g}"
-    return f"{value:.6g}" + (f" ({fraction})" if is_fraction and not is_short else "")
+    return short + (f" ({fraction})" if is_fraction and short != f"{value:.2g}" else "")
 
 
 def coefficient(value: float) -> str:

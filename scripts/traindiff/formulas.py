@@ -23,12 +23,18 @@ CAUSES_OF_SETTINGS["count"] = "the optimizer's count of steps"
 """Causes of settings; of others it is that the settings differ."""
 COEFFICIENTS = {"beta1", "beta2", "momentum", "dampening", "alpha"}
 """Settings of moments."""
+NEAREST = 0.25
+"""Least part of the values of a rounded tensor that are the nearest; a sum of rounded parts is so less often."""
+NEAR_NORMS = 1e-5
+"""How near two norms are that are the same: many parts of a model are looked at."""
+STATES = ("amsgrad", "centered", "momentum")
+"""Settings by which an optimizer has another tensor of each parameter."""
 GROUPS = 4
 """Most values of one setting that groups of parameters have."""
 
 CHECKS = {
     "factor": "What divides or multiplies the loss and the gradients: ranks (a sum in place of a mean), micro-batches, "
-    "targets, a loss scale that is not taken out again.",
+    "targets, a loss scale that is not taken out again, a clip by the trainer's own code, or with another limit.",
     "factor of some": "What scales these gradients alone: a reduction or a hook of theirs, a divisor of their own.",
     "factor of weights": "How these weights are drawn and loaded, and what changes them between steps.",
     "no gradient": "Parameters that are frozen, detached, or cleared before the step.",
@@ -41,10 +47,10 @@ CHECKS = {
     "transposed": "The layout of these weights (Conv1D has that of a Linear, transposed).",
     "not reduced": "Whether gradients are reduced over the ranks, after the last micro-batch (no_sync, "
     "require_backward_grad_sync, set_requires_gradient_sync).",
-    "lost blocks": "Whether gradients are cleared between micro-batches, and whether all ranks are reduced.",
+    "lost blocks": "Whether gradients are cleared between micro-batches, and those of all ranks are averaged.",
     "means of blocks": "What each rank or micro-batch divides its loss by: its own number, where numbers differ.",
-    "weights of blocks": "What multiplies the loss of these ranks or micro-batches.",
-    "dropped or repeated samples": "Rows that fill up a batch, dropped remainders, a sampler that repeats samples.",
+    "weights of blocks": "What multiplies or clips the loss, or the gradient, of these ranks or micro-batches.",
+    "weights of samples": "Weights of classes, targets that are ignored, rows that fill up a batch or repeat.",
     "clip": "The limit of the clipping, its type of norm, and where the trainer, or the engine's own configuration, "
     "sets them.",
     "clip of some": "The parameters that are given to clip_grad_norm_, all in one call.",
@@ -132,20 +138,17 @@ def known(pair: Pair, step: int) -> dict[str, int]:
 def meaning(pair: Pair, step: int, times: float, near: float) -> str:
     """Return what a factor is, of the numbers that are known: ", the number of ranks or ...", or "" if it is none."""
     given = known(pair, step)
-    plain: dict[str, float] = {name: float(value) for name, value in given.items()}
+    plain = {name: float(value) for name, value in given.items()}
+    pairs = combinations(plain.items(), 2)
+    composed = {f"{name} times {other}": value * more for (name, value), (other, more) in pairs}
     targets = [capture.shown(step).get("targets") for capture in pair.captures]
     if targets[0] and targets[1] and targets[0] != targets[1]:
         plain["the reference's number of targets / this training's"] = targets[1] / targets[0]
     plain |= {f"1 / {name}": 1 / value for name, value in given.items()}
-    composed = {f"the square of {name}": value**2.0 for name, value in given.items()}
-    composed |= {
-        f"{name} times {other}": value * more for (name, value), (other, more) in combinations(given.items(), 2)
-    }
     composed |= {f"1 / ({name})": 1 / value for name, value in composed.items()}
-    composed |= {f"the square root of {name}": value**0.5 for name, value in given.items()}
     for meanings in (plain, composed):
         if names := [name for name, value in meanings.items() if abs(times - value) <= near * value]:
-            return ", " + " or ".join(names[:3])
+            return ", " + " or ".join(names)
     scale = round(math.log2(times)) if times > 0 else 0
     if 2 ** abs(scale) >= SMALLEST_SCALE and abs(times / 2.0**scale - 1) <= near:
         return f", 2^{scale}, as of a loss scale"
@@ -204,8 +207,9 @@ def _distinct(values: Iterable[float], view: View) -> list[float]:
 
 def _of_zero(view: View, formula: Formula) -> Iterator[Formula]:
     """An update of 0: of a rate of 0, of parameters that no optimizer has, or of none of these."""
-    names = settings(view, 0).keys()
-    if view.stage.kind == "update" and view.pair.actual.shown(view.step).get("learning_rate") == 0:
+    names = optimized(view, 0)
+    own, usual = (capture.shown(view.step).get("learning_rate") for capture in view.pair.captures)
+    if view.stage.kind == "update" and own == 0 != usual:
         yield Formula("rate", "it is 0 in this step", formula.equation, formula.fit)
     elif view.stage.kind == "update" and names and names.isdisjoint(view.names):
         yield Formula("in no optimizer that took a step", listed(view.names), formula.equation, formula.fit)
@@ -215,15 +219,12 @@ def _of_zero(view: View, formula: Formula) -> Iterator[Formula]:
 
 def _scaled(view: View, times: float, fit: Fit) -> Formula:
     """c times the reference's tensors, by what c means."""
-    kind, whole, exact = view.stage.kind, view.is_whole, replace(fit, solved=[])
+    kind, whole = view.stage.kind, view.is_whole
     shown = f"{kind} = {coefficient(times)} x the reference's"
-    if kind == "clipped gradient" and whole:
-        return of_clipping(view, times, fit, shown)
-    if kind == "gradient" and whole and (limit := _limit_of(view, times, norm_of(view, "gradients"))):
-        return Formula("clip", f"to a norm of {limit:.6g}", f"{shown}, whose norm then is {limit:.6g}", exact)
-    means = meaning(view.pair, view.step, times, view.near)
-    text = f"{number(times, view.near)}{means}" + f" ({listed(view.names)})" * (not whole)
-    return Formula("factor" if whole else "factor of some", text, shown, fit)
+    if kind in ("gradient", "clipped gradient") and whole:
+        return of_gradient(view, times, fit, shown)
+    text = f"{number(times, view.near)}{meaning(view.pair, view.step, times, view.near)}"
+    return Formula("factor" if whole else "factor of some", text + f" ({listed(view.names)})" * (not whole), shown, fit)
 
 
 def norm_of(view: View, kind: str) -> float:
@@ -232,62 +233,54 @@ def norm_of(view: View, kind: str) -> float:
     return math.hypot(*(float(file[name].double().norm()) for name in file.names))
 
 
-def _limit_of(view: View, times: float, norm: float) -> float | None:
-    """Return the limit to which a factor below 1 clips a norm: one that the trainings say, or a round number that it is
-    to rounding, if the factor is no number of ranks or micro-batches.
-    """
-    if not 0 < times < 1:
-        return None
-    found = times * norm
-    stated = [capture.shown(view.step).get("max_grad_norm") for capture in view.pair.captures]
-    rounded = float(f"{found:.2g}")
-    limits = [(float(each), 10.0) for each in stated if each]
-    if found > 0 and not meaning(view.pair, view.step, times, view.near):
-        limits.append((rounded, 0.05))
-    for limit, near in limits:
-        # PyTorch divides by the norm plus 1e-6.
-        if view.same(found, limit, near) or view.same(found, limit * norm / (norm + 1e-6), near):
-            return limit
-    return None
+def _limit(view: View) -> float:
+    """Return the limit of the clipping that this training says; infinity: none."""
+    return float(view.pair.actual.shown(view.step).get("max_grad_norm") or math.inf)
 
 
-def of_clipping(view: View, times: float, fit: Fit, shown: str) -> Formula:
-    """c times the gradients as the reference's optimizer gets them, though the gradients before are equal."""
-    whole = norm_of(view, "gradients") if view.pair.reference.tensors(f"step{view.step}/gradients") else 0.0
+def _clips(view: View, norm: float, limit: float, own: float) -> bool:
+    """Return whether this training's norm is that of a clipped norm, to which PyTorch adds 1e-6."""
+    return own < norm and any(view.same(own, limit * norm / (norm + added)) for added in (0.0, 1e-6))
+
+
+def of_gradient(view: View, times: float, fit: Fit, shown: str) -> Formula:
+    """c times the gradients of the reference; after the gradients, those that its optimizer gets."""
     kind = "clipped" if view.pair.reference.tensors(f"step{view.step}/clipped") else "gradients"
-    limit = norm_of(view, kind)
-    exact = replace(fit, solved=[])  # a limit that is said, or a round number, is none that is solved for
-    clips = kind == "clipped" and limit < whole * (1 - view.near)
-    if clips and view.same(times * limit, whole, 10):
+    is_first = view.stage.kind == "gradient"
+    norm = norm_of(view, "gradients" if is_first else kind)
+    whole = (not is_first and norm_of(view, "gradients")) or norm
+    own, limit, exact = times * norm, _limit(view), replace(fit, solved=[])
+    clips = norm < whole * (1 - view.near)
+    means = meaning(view.pair, view.step, times, max(view.near, 1e-5))
+    if clips and view.same(own, whole, 10):
         return Formula("no clipping", "", f"{shown}: the gradients before clipping", exact)
-    if not clips and (other := _limit_of(view, times, whole or limit)):
-        return Formula("clip", f"to a norm of {other:.6g}", f"{shown}, whose norm then is {other:.6g}", exact)
+    if not is_first and _clips(view, whole, limit, own):
+        text = f"to a norm of {limit:.6g}" + f", {number(times)} times the reference's{means}" * clips
+        return Formula("clip", text, f"{shown}, whose norm then is the limit that the training says", exact)
     if clips:
-        if part := part_of_norm(view, whole / times):
+        usual = limit if math.isfinite(limit) else norm
+        if part := part_of_norm(view, whole * usual / own):
             return Formula("norm of some", part, f"{shown}: it is clipped by the norm of {part}", exact)
-        if text := _norm_of_type(view, times * limit / whole):
+        if text := _norm_of_type(view, own / whole, usual):
             return Formula("clip", text, shown, exact)
-        means = meaning(view.pair, view.step, times, max(view.near, 1e-5))
-        other = _limit_of(view, times * limit / whole, whole) or times * limit
-        text = f"to a norm of {other:.6g}, {number(times)} times the reference's{means}"
-        return Formula("clip", text, shown, fit)
-    return Formula("factor", number(times) + meaning(view.pair, view.step, times, view.near), shown, fit)
+    text = number(times, view.near) + (means or f", to a norm of {own:.6g}" * (0 < own < whole))
+    return Formula("factor", text, shown, fit)
 
 
-def _norm_of_type(view: View, times: float) -> str:
+def _norm_of_type(view: View, times: float, limit: float) -> str:
     """Return the type of norm by which gradients are clipped, if that is not the usual one, as text."""
     file = view.pair.reference.tensors(f"step{view.step}/gradients")
     for order in (math.inf, 1.0):
         norm = float(torch.tensor([float(file[name].double().norm(order)) for name in file.names]).norm(order))
-        for capture in view.pair.captures:
-            limit = capture.shown(view.step).get("max_grad_norm")
-            if limit and norm and view.same(times, limit / norm, 10):
-                return f"to a norm of type {order:g} (norm_type) of {limit:g}"
+        if norm and view.same(times, limit / norm, 10):
+            return f"to a norm of type {order:g} (norm_type) of {limit:.6g}"
     return ""
 
 
 def _clip_of_some(view: View) -> Iterator[Formula]:
-    """Only some gradients are clipped, by their own norm; or each tensor, or several groups, on their own."""
+    """Only some gradients are clipped, by their own norm; or each tensor, or several groups, on their own: to the limit
+    that the training says.
+    """
     before, names = view.pair.actual.tensors(f"step{view.step}/gradients"), [row.name for row in view.stage.rows]
     if not all(name in before for name in names):
         return
@@ -301,20 +294,19 @@ def _clip_of_some(view: View) -> Iterator[Formula]:
         if float((value - factors[name] * own).norm()) > view.rounding(name):
             return
     groups = [[n for n in factors if view.same(factors[n], c, 10)] for c in _distinct(factors.values(), view)]
-    clipped = [group for group in groups if factors[group[0]] < 1 - 10 * view.near]
-    norms = [factors[group[0]] * math.hypot(*(sizes[name] for name in group)) for group in clipped]
-    if not clipped or len(groups) < 2 or len(_distinct(norms, view)) > 1:
+    clipped = [group for group in groups if not view.same(factors[group[0]], 1, 10)]
+    norms = [math.hypot(*(sizes[name] for name in group)) for group in clipped]
+    limit = _limit(view)
+    if not clipped or len(groups) < 2:
         return
-    each = all(len(group) == 1 for group in clipped)
-    text = (
-        "each tensor by its own norm" if each and len(clipped) > 1 else f"only {listed(clipped[0])}, by their own norm"
-    )
-    if not each and len(clipped) > 1:
-        text = f"{len(clipped)} groups of tensors, each by its own norm"
-    fit = Fit([norms[0]], 0.0, sum(view.expected(n).numel() for n in names), 0)
-    equation = (
-        f"clipped gradient = c x that before clipping, with c = {number(norms[0], 1e-4)} / the norm of those clipped"
-    )
+    if not all(_clips(view, n, limit, factors[g[0]] * n) for n, g in zip(norms, clipped, strict=True)):
+        return
+    text = f"only {listed(clipped[0])}, by their own norm"
+    if len(clipped) > 1:
+        each = all(len(group) == 1 for group in clipped)
+        text = "each tensor by its own norm" if each else f"{len(clipped)} groups of tensors, each by its own norm"
+    fit = Fit([], 0.0, sum(view.expected(n).numel() for n in names), 0)
+    equation = f"clipped gradient = c x that before clipping, with c = {limit:.6g} / the norm of those clipped"
     yield Formula("clip of some", text, equation, fit)
 
 
@@ -337,7 +329,8 @@ def part_of_norm(view: View, norm: float) -> str:
 
 def is_square(found: float, wanted: float, whole: float, view: View) -> bool:
     """Return whether a squared norm is another one, and explains the difference of that from the whole."""
-    return abs(found - wanted) <= min(4 * view.near * wanted, view.limit(PART) * abs(whole - wanted))
+    near = 4 * min(view.near, NEAR_NORMS)
+    return abs(found - wanted) <= min(near * wanted, view.limit(PART) * abs(whole - wanted))
 
 
 def _rows(view: View) -> Iterator[Formula]:
@@ -371,7 +364,8 @@ def _another_step(view: View) -> Iterator[Formula]:
     """x' of step t = x of step s."""
     for step in view.pair.reference.steps:
         other = View(view.pair, replace(view.stage, step=step))
-        if step != view.step and (fit := view.holds("another step", view.names, other.expected)):
+        fit = view.holds("another step", view.names, other.expected) if step != view.step else None
+        if fit and fit.values >= LEAST:
             equation = f"{view.stage.kind} = the reference's of step {step}"
             yield Formula("another step", f"that of step {step}", equation, fit)
             return
@@ -412,6 +406,8 @@ def _decay(view: View) -> Iterator[Formula]:
         if len(names) == len(view.names) and view.is_whole
         else listed(name.split("//")[0] for name in names)
     )
+    # A constant that is added to these, as to the weights of a norm before its first step, is the same.
+    text += ", which are all equal" * (len(torch.cat([view.before(name).flatten() for name in names]).unique()) == 1)
     yield Formula("decay", text, f"{kind} = the reference's + k x the weights before the step", fit)
 
 
@@ -438,7 +434,7 @@ def _cast(view: View) -> Iterator[Formula]:
     """x' = x, rounded to a coarser dtype, or the other way around."""
     if found := rounded(view.names, view.actual, view.expected):
         values = sum(view.expected(name).numel() for name in view.names)
-        equation = f"of {values} values each is one of this dtype, within two of its roundings of the other's"
+        equation = f"each of {values} values is one of this dtype, as near to the other's as rounding"
         yield Formula("cast", found, equation, Fit([], 0.0, values, 0))
 
 
@@ -454,14 +450,16 @@ def rounded(names: Iterable[str], actual: Read, expected: Read) -> str:
 
 def rounded_to(value: Tensor, expected: Tensor) -> str | None:
     """Return the dtype in which a tensor is the other one, or a sum of its rounded parts: it alone has only values of
-    that dtype, and is as near as two of its roundings.
+    that dtype, more than a few, is as near as two of its roundings, and often the nearest.
     """
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        nearest = expected.to(dtype).to(value.dtype)
         has_only_these = torch.equal(value.to(dtype).to(value.dtype), value)
-        if has_only_these and value.numel() >= LEAST and not torch.equal(expected.to(dtype).to(value.dtype), expected):
+        if has_only_these and len(value.unique()) >= LEAST and not torch.equal(nearest, expected):
             off = float((value - expected).norm())
-            near = 2 * torch.finfo(dtype).eps * float(expected.norm())
-            return str(dtype).removeprefix("torch.") if off <= near else None
+            is_near = off <= 2 * torch.finfo(dtype).eps * float(expected.norm())
+            is_nearest = float((value == nearest).double().mean()) >= NEAREST
+            return str(dtype).removeprefix("torch.") if is_near and is_nearest else None
     return None
 
 
@@ -607,7 +605,7 @@ def _moments(view: View) -> Iterator[Formula]:
     by_factor = is_factor and not _coefficients_said(view)
     if by_factor:
         shown_factor = f"gradient in the optimizer = {coefficient(sign * times[0])} x the reference's"
-        yield of_clipping(view, sign * times[0], fit, shown_factor)
+        yield of_gradient(view, sign * times[0], fit, shown_factor)
     if not decays or (by_factor and len(usual) > 1):
         return
     if (
@@ -628,7 +626,7 @@ def _coefficients_said(view: View) -> bool:
 
 def _coefficients(*found: tuple[float, float, float]) -> str:
     """Return the coefficients of a moment, then the reference's: one number, if both add up to 1 or only one shows."""
-    one = all(abs(a + b - 1) < 1e-3 or (not a and b < 1) for a, b, _ in found)
+    one = all(abs(a + b - 1) < 1e-3 if a else b < 1 - 1e-3 for a, b, _ in found)
     return ", not ".join(f"{1 - b:.6g}" if one else f"{a:.6g} and {b:.6g}" for a, b, _ in found)
 
 
@@ -665,7 +663,7 @@ def _plain_gradient(view: View) -> Iterator[Formula]:
     )
     if usual and (fit := view.solve("a factor of the gradient", view.names, [gradient])):
         times = 1 + fit.solved[0] / usual.solved[0]
-        yield of_clipping(view, times, fit, f"gradient in the update = {coefficient(times)} x the reference's")
+        yield of_gradient(view, times, fit, f"gradient in the update = {coefficient(times)} x the reference's")
 
 
 def _stated(view: View) -> Iterator[Formula]:
@@ -673,19 +671,16 @@ def _stated(view: View) -> Iterator[Formula]:
     if not any(bool(view.actual(name).any()) for name in view.names):
         return
     own, usual = (settings(view, side) for side in (0, 1))
-    if not all(name in own and name in usual for name in view.names):
-        return
+    if not all(name in own and name in usual and _is_adam(own[name]) == _is_adam(usual[name]) for name in view.names):
+        return  # also where one is Adam's, the other SGD's: then it is no matter of settings
     fit = view.holds("", view.names, lambda name: _update(view, 0, name, own[name]))
     if not fit or not view.solved_by(view.names, lambda name: _update(view, 1, name, usual[name])):
         return
-    is_idle = {
-        "decoupled_weight_decay": lambda name: 0 in (own[name]["weight_decay"], usual[name]["weight_decay"]),
-        "count": lambda name: "beta2" not in own[name],
-    }
+    # Of a setting that this step does not depend on, the update is the same.
     different = {
         (key, text): names
         for (key, text), names in different_settings(view).items()
-        if not (key in is_idle and is_idle[key](names[0]))
+        if not view.holds("", view.names, _updated(view, own, usual, key))
     }
     causes = {CAUSES_OF_SETTINGS.get(key, "settings") for key, _ in different}
     shown = [
@@ -699,10 +694,19 @@ def _stated(view: View) -> Iterator[Formula]:
         yield Formula(cause, "; ".join(shown), "update = that of the optimizer with the settings that it says", fit)
 
 
-def settings(view: View, side: int) -> dict[str, dict[str, float]]:
+def optimized(view: View, side: int) -> set[str]:
+    """Return the parameters of optimizers that took a step, if they are known."""
+    return {name for group in view.pair.captures[side].shown(view.step).get("groups") or [] for name in group["params"]}
+
+
+Settings = dict[str, dict[str, float]]
+"""Of each parameter."""
+
+
+def settings(view: View, side: int) -> Settings:
     """Return what an optimizer says of each parameter: numbers, each of the betas, and the steps before this one."""
     shown = view.pair.captures[side].shown(view.step)
-    found: dict[str, dict[str, float]] = {}
+    found: Settings = {}
     twice: set[str] = set()
     for group in shown.get("groups") or []:
         values = {key: value for key, value in group.items() if isinstance(value, int | float)}
@@ -727,6 +731,14 @@ def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
     return found
 
 
+def _is_adam(settings: dict[str, float]) -> bool:
+    return "beta2" in settings
+
+
+def _updated(view: View, own: Settings, usual: Settings, key: str) -> Read:
+    return lambda name: _update(view, 0, name, own[name] | {key: usual[name][key]})
+
+
 def _update(view: View, side: int, name: str, settings: dict[str, float]) -> Tensor:
     """Return the update of a parameter by the settings and the state after the step.
 
@@ -735,7 +747,7 @@ def _update(view: View, side: int, name: str, settings: dict[str, float]) -> Ten
     """
     state = view.pair.captures[side].tensors(f"step{view.step}/optimizer")
     weight, rate, decay = view.before(name), settings["lr"], settings.get("weight_decay", 0.0)
-    if "beta2" in settings:
+    if _is_adam(settings):
         step = settings["count"] + 1
         mean = state[f"{name}//exp_avg"].double() / (1 - settings["beta1"] ** step)
         root = (state[f"{name}//exp_avg_sq"].double() / (1 - settings["beta2"] ** step)).sqrt()
@@ -755,7 +767,7 @@ Formulas = Callable[[View], Iterable[Formula]]
 _PLAIN: tuple[Formulas, ...] = (_factor, _rows, _another_step, _cast, _transposed)
 _OF: dict[str, tuple[Formulas, ...]] = {
     "weights": _PLAIN,
-    "buffers": (*_PLAIN, _decay),
+    "buffers": _PLAIN,
     "gradient": (*_PLAIN, _ranks, _previous, _decay),
     "clipped gradient": (*_PLAIN, _by_value, _clip_of_some, _decay),
     "optimizer state": (*_PLAIN, _moments, _decay),

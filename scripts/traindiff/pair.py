@@ -117,7 +117,7 @@ class Pair:
         """Relative difference that is no fault: of a training that clips by its own code, where the reference's
         function adds 1e-6 to the norm. 0: it does not.
         """
-        norms = []
+        norms, acts = [], False
         for step in self.steps:
             own, whole, clipped = (
                 capture.tensors(f"step{step}/{kind}")
@@ -131,9 +131,10 @@ class Pair:
                 return 0.0
             norms += [math.hypot(*(float(whole[name].double().norm()) for name in whole.names))]
             off = max(_apart(own[name].double(), clipped[name].double()) for name in own.names)
+            acts |= any(not torch.equal(whole[name], clipped[name]) for name in clipped.names)
             if not off <= max(_coarsest(LIMITS, self._arithmetic(LIMITS) | own.dtypes), CLIPPED / (norms[-1] or 1.0)):
                 return 0.0
-        return max((10 * CLIPPED / norm for norm in norms if norm), default=0.0)
+        return max((10 * CLIPPED / norm for norm in norms if norm), default=0.0) if acts else 0.0
 
     @property
     def steps(self) -> list[int]:

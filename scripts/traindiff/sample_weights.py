@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from traindiff.capture_files import InputError, Samples
-from traindiff.fit import PART, ROUNDING, Fit, View, coefficient, listed, number
+from traindiff.fit import PART, ROUNDING, Fit, View, coefficient, listed, number, ranges
 from traindiff.formulas import Formula, fewest
 from traindiff.pair import Pair
 
@@ -199,17 +199,19 @@ def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]
     rounded = {
         block: round(value) if abs(value - round(value)) <= near * size else value for block, value in weights.items()
     }
+    if not sums.fit(torch.tensor([*rounded.values()]).double() @ sums.blocks(partition), []):
+        rounded = weights
     lost = [block for block, value in rounded.items() if value == 0]
     left = [value for block, value in rounded.items() if block not in lost]
     shown = f"gradient = sum over {len(blocks)} {partition.plural} of a weight x their part of the reference's"
     each = ", ".join(f"{_label(block)}: {number(value)}" for block, value in rounded.items())
     alone = bool(lost) and len(left) == 1
-    # A rank that keeps its own gradient counts as often as there are ranks; else its samples may count alone.
-    own = view.pair.actual.unreduced(view.step) or (alone and view.same(left[0], len(blocks), 100))
-    if alone and partition.kind == "rank" and own:
+    # Where ranks have the same gradients, one of them may have sent its own.
+    own = bool(disagreements(view.pair, view.step))
+    if own and alone and partition.kind == "rank":
         counting = _label(next(block for block in blocks if block not in lost))
         cause, text = "not reduced", f"only rank {counting} of {len(blocks)} counts, {number(left[0])} times"
-    elif partition.kind == "rank's micro-batch" and (text := _unreduced(rounded)):
+    elif own and partition.kind == "rank's micro-batch" and (text := _unreduced(rounded)):
         cause = "not reduced"
     elif lost:
         counting = listed((_label(block) for block in blocks if block not in lost), 8)
@@ -247,15 +249,15 @@ def _of_samples(sums: _Sums, fit: Fit) -> Iterator[Formula]:
     shown = "gradient = sum over the samples of a weight x their part of the reference's"
     for once in sorted({value for value in weights if value > near * size}):
         times = [round(weight / once) for weight in weights]
-        right = all(abs(value - n * once) <= near * size for value, n in zip(weights, times, strict=True))
-        if right and max(times) <= MORE and min(times) >= 0 and 2 * times.count(1) >= len(times):
+        is_sum = max(times) <= MORE and min(times) >= 0 and 2 * times.count(1) >= len(times)
+        if is_sum and sums.fit(once * torch.tensor(times).double() @ sums.rows, []):
             parts = []
             for count in sorted({*times} - {1}):
                 which = [row for row, each in enumerate(times) if each == count]
                 places = {0: " (the step's first)", len(times) - 1: " (the step's last)"}
                 parts.append(f"{count} times {listed((samples.label(r) + places.get(r, '') for r in which), 8)}")
             rest = "" if abs(once - 1) <= near else f"; the others {number(once)} times"
-            yield Formula("dropped or repeated samples", f"{'; '.join(parts)}{rest}", shown, fit, table)
+            yield Formula("weights of samples", f"{'; '.join(parts)}{rest}", shown, fit, table)
             return
     sums.view.seen.append(
         f"As a sum of the step's samples with weights from {min(weights):.4g} to {max(weights):.4g}, the gradient is "
@@ -366,3 +368,35 @@ def _partitions(view: View, samples: Samples) -> Iterator[Partition]:
         yield Partition("rank's micro-batch", tuple(both))
     if len({*samples.parts}) > 1 and len({*both}) > 1:
         yield Partition("rank's micro-batch", tuple(zip(rank, micro, samples.parts, strict=True)))
+
+
+def disagreements(pair: Pair, step: int) -> list[str]:
+    """Return the axes along which ranks that should hold the same gradients, or weights, do not."""
+    if files := pair.actual.unreduced(step):
+        return [
+            f"Ranks {ranges(files)} hold different gradients of the same parameters when the optimizer takes its step."
+        ]
+    ranks = pair.actual.ranks(step)
+    partial = sorted({name for rank in ranks for name in rank.notes.get("partial", [])})
+    found = [f"The optimizer gets partial gradients, which are not reduced: {listed(partial)}."] * bool(partial)
+    for kind in ("gradients", "weights"):
+        axes: dict[str, set[str]] = {}
+        for place, rank in enumerate(ranks):
+            for other in ranks[:place]:
+                differ = [axis for axis in rank.place if rank.place[axis] != other.place[axis]]
+                if len(differ) == 1:
+                    for name, (norm, total, part) in rank.notes.get(kind, {}).items():
+                        same = other.notes[kind].get(name)
+                        if same and same[2] == part and not _same((norm, total), same):
+                            axes.setdefault(differ[0], set()).add(name)
+        for axis, names in axes.items():
+            found.append(f"Ranks along {axis} hold different {kind} that should be the same: {listed(sorted(names))}.")
+        if axes:
+            break
+    return found
+
+
+def _same(values: tuple[float, float], others: list[float]) -> bool:
+    """Return whether (norm, sum) of a tensor are another's; those that are not finite are the same if both are."""
+    both = torch.tensor([values, others[:2]], dtype=torch.float64)
+    return torch.allclose(both[0], both[1], 1e-5, 1e-5 * min(values[0], others[0]), True)

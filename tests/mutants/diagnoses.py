@@ -31,10 +31,6 @@ CAUSES = {
         "a third of the gradient's norm (DeepSpeed #7718)": "single llama2 accumulated",
         "ZeRO's loss without times gradient_accumulation_steps": "zero1 llama2 accumulated thrice",
     },
-    "clip": {
-        "clip factor times the square root of the ranks": "fsdp llama2 accumulated",
-        "clips at twice the norm": "single mlp reference",
-    },
     "no clipping": {
         "ZeRO does not clip": "zero1 llama2 accumulated",
         "no clipping": "single mlp reference",
@@ -51,6 +47,8 @@ CAUSES = {
         "bias of the first layer alone (torchtitan #1593)": "single moe reference",
     },
     "factor": {
+        "clip factor times the square root of the ranks": "fsdp llama2 accumulated",
+        "clips at twice the norm": "single mlp reference",
         "gradients summed over the ranks, not averaged": "ddp mlp",
         "a pipeline averages over its micro-batches once more": "pp mnist",
         "frozen parameters decay": "fsdp llama2 frozen",

@@ -260,7 +260,6 @@ ONE = {
     "warm-up from 1": {"rate": lambda step: (step + 1) * RATE, "clip": None},
     "tied": {"own": "tied", "clip": None},
     "float32": {"own": "float32", "clip": None, "samples": True},
-    "float32, uneven micro-batches": {"own": "float32", "clip": None, "micros": 2, "rows": uneven},
     "float32, the first sample twice": {
         "own": "float32",
         "clip": None,
@@ -278,6 +277,7 @@ ONE = {
     "clipped by hand": {"clip": by_hand},
     "clipped by hand at half the norm": {"clip": by_hand, "limit": CLIP / 2},
     "clips at another norm": {"limit": CLIP / 2},
+    "sgd in place of adamw": {"optimizer": lambda p: sgd(p, weight_decay=0.0), "clip": None},
     "clips the last layer": {"clip": lambda p, limit: clip_grad_norm_([*p][2:], limit)},
     "clips the largest value": {"clip": lambda p, limit: clip_grad_norm_(p, limit, math.inf)},
     "momentum": {"optimizer": lambda p: sgd(p, momentum=0.9), "clip": None},
@@ -298,7 +298,6 @@ ONE = {
         "optimizer": lambda p: adamw([{"params": (p := [*p])[::2]}, {"params": p[1::2], "weight_decay": 0.0}]),
         "clip": None,
     },
-    "half the rate": {"optimizer": lambda p: adamw(p, lr=RATE / 2), "clip": None},
     "betas": {"optimizer": lambda p: adamw(p, betas=(0.9, 0.95)), "clip": None},
     "eps": {"optimizer": lambda p: adamw(p, eps=1e-3), "clip": None},
     "decay in the update": {"clip": None},

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from traindiff import comparison, diagnosis, outputs, page
+from traindiff import comparison, diagnosis, outputs, page, sample_weights
 from traindiff.capture_files import Capture, rank_file
 from traindiff.pair import Pair
 
@@ -153,9 +153,9 @@ def test_the_same_loss_that_is_not_finite_is_equal(tmp_path):
 
 
 def test_ranks_with_the_same_values_that_are_not_finite_do_not_disagree():
-    assert diagnosis._same((float("inf"), float("nan")), [float("inf"), float("nan")])
-    assert not diagnosis._same((1.0, 1.0), [float("inf"), 1.0])
-    assert not diagnosis._same((1.0, float("nan")), [1.0, 1.0])
+    assert sample_weights._same((float("inf"), float("nan")), [float("inf"), float("nan")])
+    assert not sample_weights._same((1.0, 1.0), [float("inf"), 1.0])
+    assert not sample_weights._same((1.0, float("nan")), [1.0, 1.0])
 
 
 def found_in_outputs(tmp_path, outputs, expected):

@@ -79,13 +79,9 @@ DIFFERENT = {
         ({"gradients": times(4)}, GRADIENTS, "--ranks", "dp=4"),
         "; cause: a factor of 4, the number of ranks along dp or the number of ranks.**",
     ),
-    "a number rather than the square of another": (
+    "a number rather than the product of others": (
         ({"gradients": times(4)}, GRADIENTS, "--ranks", "micro-batches=4", "--ranks", "dp=2"),
         "; cause: a factor of 4, the number of micro-batches.**",
-    ),
-    "the square of a number": (
-        ({"gradients": times(16)}, GRADIENTS, "--ranks", "dp=4"),
-        "; cause: a factor of 16, the square of the number of ranks along dp",
     ),
     "a wrong shard": (
         (
