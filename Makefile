@@ -76,7 +76,7 @@ mutants: .venv/dev
 	$(BIN)/python tests/mutants
 
 # Reproduce published silent faults: what sees each.
-# Writes docs/faults.md.
+# Writes docs/evidence.md.
 faults: .venv/dev
 	$(BIN)/python benchmarks/silent_faults.py
 
@@ -132,7 +132,7 @@ soak: .venv/dev
 zoo: .venv/dev
 	$(BIN)/python benchmarks/zoo.py
 
-# Measure what docs/performance.md holds.
+# Measure what docs/plans.md holds.
 # Other trainers and the same by hand on two ranks, and plans.
 bench: .venv/peers/made
 	.venv/peers/bin/python benchmarks/peers.py

@@ -6,7 +6,7 @@ small model is trained with it on two or four ranks, in float32, bf16 and
 float64. Its losses and gradient norms are compared with those of one device,
 the run is judged as a summary does it, and its first steps are diagnosed. The
 same trainings without a fault show false alarms. Writes the tables of
-docs/faults.md; with words, only prints faults whose name or source has them.
+docs/evidence.md; with words, only prints faults whose name or source has them.
 """
 
 import os
@@ -91,7 +91,7 @@ def main() -> None:
     began = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="of a fault's name or source: only these, and no page")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/faults.md", help="page with the tables' markers")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/evidence.md", help="page with the tables' markers")
     args = parser.parse_args()
     words = " ".join(args.words)
     asked = [known for known in PUBLISHED if words in f"{known.sources} {known.says} {known.fault}"]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the generated files of this repository: JSON schemas, tables of config/README.md and of docs."""
+"""Write the generated files of this repository: JSON schemas, tables of docs/."""
 
 import argparse
 import difflib
@@ -77,17 +77,17 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
         "lr_schedule": learning_rate.Schedule,
         "strategy": types.Strategy,
     }
-    config_readme = load.CONFIG / "README.md"
+    settings = ROOT / "docs/settings.md"
     blocks = {name: key_table(kind) for name, kind in tables.items()} | {
         "site keys": key_table(sites.Site, SITE_GROUPS),
         "edits": edits_table(),
     }
-    files[config_readme] = fill(config_readme, blocks)
-    reliability = ROOT / "docs/reliability.md"
+    files[settings] = fill(settings, blocks)
+    reliability = ROOT / "docs/results.md"
     files[reliability] = fill(reliability, {"faults": faults(ROOT / "tests/faults.json")})
     equality = ROOT / "docs/equality.md"
     files[equality] = fill(equality, {"mutants": mutants(ROOT / "tests/mutants")})
-    own = ROOT / "docs/bring-your-own.md"
+    own = ROOT / "docs/your-own.md"
     files[own] = fill(own, {"contents": model_rules.table()})
     page = ROOT / "docs/matrix.md"
     of_pages = {each: code_blocks(each) for each in strategy_docs.all_pages()}

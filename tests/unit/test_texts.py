@@ -427,7 +427,7 @@ def test_a_prompt_has_a_place_for_the_instruction_and_a_row_for_a_pair(tmp_path)
 
 
 def test_the_documented_reader_takes_pairs_from_files(tmp_path, monkeypatch):
-    text = (ROOT / "docs/bring-your-own.md").read_text()
+    text = (ROOT / "docs/your-own.md").read_text()
     reader = {}
     exec(re.search(r"```python\n(# scripts/shardlab/data/instructions.py.*?)```", text, re.DOTALL)[1], reader)
     monkeypatch.setitem(reader, "ROOT", tmp_path)

@@ -1,4 +1,4 @@
-"""docs/bring-your-own.md, followed to the letter: its files, its entries, its command; and a fault put into them."""
+"""docs/your-own.md, followed to the letter: its files, its entries, its command; and a fault put into them."""
 
 import pandas as pd
 import pytest
@@ -10,7 +10,7 @@ from helpers.documents import follow, without_twins
 @pytest.mark.long
 def test_the_document_is_followed_literally(tree):
     without_twins(tree)
-    [command] = follow((ROOT / "docs/bring-your-own.md").read_text(), tree)
+    [command] = follow((ROOT / "docs/your-own.md").read_text(), tree)
     tree.run("sh", "-c", command)
     table = pd.read_csv(tree.path / "results/summary.csv").set_index("strategy")
     assert list(table.index) == ["single", "fsdp", "hsdp_tp", "pp_tp", "zero_mine"]

@@ -20,7 +20,7 @@ MATRIX = {"workloads": ["mlp"], "strategies": ["single", "ddp"]}
 """Of commands that name none: tests/workflow/test_workflow.py lists the jobs of the default matrix."""
 SMALLER = {"last: 1000": "last: 2"}
 """A sweep of 1,000 seeds takes a minute to look at."""
-FOLLOWED = {"docs/bring-your-own.md": "test_bring_your_own.py", "docs/extend.md": "test_extend.py"}
+FOLLOWED = {"docs/your-own.md": "test_bring_your_own.py", "docs/extend.md": "test_extend.py"}
 """Documents whose blocks are followed to the letter by another test: their commands need the files they write."""
 ELSEWHERE = {
     ("python", "tests/mutants"): "tests/unit/test_mutants.py starts it",

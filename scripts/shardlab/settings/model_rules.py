@@ -1,6 +1,6 @@
 """What a model may contain under which technique: one table of rules, which models/contents.py checks.
 
-docs/bring-your-own.md shows the same table.
+docs/your-own.md shows the same table.
 """
 
 import json
