@@ -2,11 +2,8 @@
 """Write the generated files of this repository: JSON schemas, tables of docs/."""
 
 import argparse
-import difflib
 import json
 import re
-import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,6 @@ SHOWN_WORKLOADS = ("llama2", "moe")
 """Workloads of the pages' figures: the first one under all of a page's strategies."""
 README_LOSSES = ("single", "ddp", "fsdp_tp", "fsdp_cp", "fsdp_ep", "zero3")
 """Strategies of README.md's table, which repeats rows of docs/matrix.md."""
-EXAMPLES = ROOT / "examples"
 TWINS = "rounding alone (twins)"
 """Last row of the matrix."""
 SITE_GROUPS: dict[str, type[BaseModel]] = {"slurm": sites.Slurm, **sites.LAUNCHERS, "container": sites.Container}
@@ -85,19 +81,15 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     files[settings] = fill(settings, blocks)
     reliability = ROOT / "docs/results.md"
     files[reliability] = fill(reliability, {"faults": faults(ROOT / "tests/faults.json")})
-    equality = ROOT / "docs/equality.md"
-    files[equality] = fill(equality, {"mutants": mutants(ROOT / "tests/mutants")})
     own = ROOT / "docs/your-own.md"
     files[own] = fill(own, {"contents": model_rules.table()})
     page = ROOT / "docs/matrix.md"
-    of_pages = {each: code_blocks(each) for each in strategy_docs.all_pages()}
     if summary:
         table = pd.read_csv(summary)
         shown = matrix(table)
-        of_pages = {each: blocks | {"figures": figures(each, table)} for each, blocks in of_pages.items()}
+        files |= {each: fill(each, {"figures": figures(each, table)}) for each in strategy_docs.all_pages()}
     else:
         shown = between(page, "matrix")
-    files |= {each: fill(each, blocks) for each, blocks in of_pages.items()}
     if whole or summary:
         check_matrix(shown)
     files[page] = fill(page, {"matrix": shown})
@@ -135,20 +127,6 @@ def figures(page: Path, table: pd.DataFrame) -> str:
     shown |= {name: (sizes / 2**20).map("{:.2f}".format) for name, sizes in columns.items()}
     shown |= {"sent": (rows.bytes_per_step / 2**20).map("{:.2f}".format)}
     return str(pd.DataFrame(shown).to_markdown(index=False, disable_numparse=True))
-
-
-def code_blocks(page: Path) -> dict[str, str]:
-    """Return what each example that a page shows changes in ``one_device.py``, by the name of the block."""
-    names = re.findall(r"<!-- code (\w+) -->", page.read_text(encoding="utf-8"))
-    return {f"code {name}": code_difference(name) for name in names}
-
-
-def code_difference(name: str) -> str:
-    """Format the difference of an example to ``one_device.py``, without the text at its top."""
-    plain, own = ((EXAMPLES / f"{each}.py").read_text(encoding="utf-8") for each in ("one_device", name))
-    before, after = (text.partition('"""\n\n')[2].splitlines() for text in (plain, own))
-    changed = [*difflib.unified_diff(before, after, n=2, lineterm="")][2:]
-    return "\n".join(["```diff", *("..." if line.startswith("@@") else line for line in changed[1:]), "```"])
 
 
 def edits_table() -> str:
@@ -203,15 +181,6 @@ def faults(path: Path) -> str:
     lines = [[*columns], ["---"] * len(columns)]
     lines += [[str(row[key]) for key in columns.values()] for row in json.loads(path.read_text(encoding="utf-8"))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def mutants(folder: Path) -> str:
-    """Format a Markdown table of the number of faults that `make mutants` injects, by topic."""
-    sys.path.append(str(folder))
-    modules = import_module("faults").MODULES
-    lines = ["| faults | number |", "| --- | --- |"]
-    lines += [f"| {module.__doc__.rstrip('.')} | {len(module.FAULTS)} |" for module in modules]
-    return "\n".join([*lines, f"| all | {sum(len(module.FAULTS) for module in modules)} |"])
 
 
 def check_matrix(text: str) -> None:
