@@ -130,10 +130,10 @@ def figures(page: Path, table: pd.DataFrame) -> str:
 
 
 def edits_table() -> str:
-    """Format a Markdown table of the keys of which an edit trains a finished run again, and of those that do not."""
-    lines = ["| keys of | trained again | place: not | time: not |", "| --- | --- | --- | --- |"]
+    """Format a Markdown table of the keys of which an edit does not train a finished run again."""
+    lines = ["| keys of | where it runs | when, and what a call asks for |", "| --- | --- | --- |"]
     for section, classes in run_identity.KEYS.items():
-        cells = [" ".join(f"`{key}`" for key in names.split()) for names in classes.values()]
+        cells = [" ".join(f"`{key}`" for key in classes[name].split()) for name in ("place", "time")]
         lines.append(f"| {section} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

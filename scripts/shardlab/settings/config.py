@@ -49,9 +49,9 @@ class Config(Strict):
     noise_floor_runs: NonNegativeInt = Field(
         6,
         le=100,
-        description="Trainings of `single` from weights perturbed by one rounding error, whose spread shows how "
-        "closely the others can be expected to agree; in low precision, also one in full precision. Not in float64, "
-        "nor for workloads that ranks evaluate together. Each costs a training of `single`; 0: none.",
+        description="Number of twins: trainings of `single` from weights perturbed by one rounding error. They show "
+        "how far rounding alone moves a result. In low precision, also one training in full precision. None in "
+        "float64, nor for workloads with sharded evaluation. Each costs a training of `single`; 0: none.",
     )
     sweep: Annotated[Any, WithJsonSchema(SWEEP)] = Field(
         default={},
