@@ -128,11 +128,11 @@ soak: .venv/dev
 	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
 
 # Prove strategies on every decoder type of transformers.
-# Each made tiny, against one process, in float64; writes docs/models.md.
+# Each made tiny, against one process, in float64; writes docs/evidence.md.
 zoo: .venv/dev
 	$(BIN)/python benchmarks/zoo.py
 
-# Measure what docs/plans.md holds.
+# Measure what docs/evidence.md holds.
 # Other trainers and the same by hand on two ranks, and plans.
 bench: .venv/peers/made
 	.venv/peers/bin/python benchmarks/peers.py

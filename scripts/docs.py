@@ -79,8 +79,8 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
         "edits": edits_table(),
     }
     files[settings] = fill(settings, blocks)
-    reliability = ROOT / "docs/results.md"
-    files[reliability] = fill(reliability, {"faults": faults(ROOT / "tests/faults.json")})
+    evidence = ROOT / "docs/evidence.md"
+    files[evidence] = fill(evidence, {"interruptions": interruptions(ROOT / "tests/faults.json")})
     own = ROOT / "docs/your-own.md"
     files[own] = fill(own, {"contents": model_rules.table()})
     page = ROOT / "docs/matrix.md"
@@ -172,12 +172,9 @@ def matrix(table: pd.DataFrame) -> str:
     return "\n".join([*lines, "", *(f"[{number}] {note}  " for number, note in enumerate(notes, 1))])
 
 
-def faults(path: Path) -> str:
+def interruptions(path: Path) -> str:
     """Format a Markdown table of the faults that runs of the tests survived."""
-    columns = {
-        **{"fault": "fault", "injected by": "injected", "steps lost": "lost_steps", "seconds to resume": "seconds"},
-        **{"ends equal": "equal", "test layer": "layer"},
-    }
+    columns = {"fault": "fault", "steps lost": "lost_steps", "seconds to resume": "seconds", "ends equal": "equal"}
     lines = [[*columns], ["---"] * len(columns)]
     lines += [[str(row[key]) for key in columns.values()] for row in json.loads(path.read_text(encoding="utf-8"))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
