@@ -92,7 +92,7 @@ lint: .venv/dev
 	$(BIN)/python scripts/docs.py --check
 
 # Generate schemas and tables of the documents.
-# The figures of docs/matrix.md: make matrix.
+# The figures of docs/results.md: make matrix.
 docs: .venv/dev
 	$(BIN)/python scripts/docs.py
 

@@ -16,14 +16,26 @@ from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.report import strategy_docs
 from shardlab.report.summary import MEMORY_KINDS
-from shardlab.settings import config, learning_rate, load, model_rules, recipe, resolve, run_identity, sites, types
+from shardlab.settings import (
+    config,
+    learning_rate,
+    load,
+    mesh,
+    model_rules,
+    recipe,
+    resolve,
+    run_identity,
+    sites,
+    types,
+    variants,
+)
 
 SCHEMAS: dict[str, type[BaseModel]] = {"config": config.Config, "workload": types.Workload, "site": sites.Site}
 """Schemas of the files that people edit, for their editors."""
 SHOWN_WORKLOADS = ("llama2", "moe")
 """Workloads of the pages' figures: the first one under all of a page's strategies."""
 README_LOSSES = ("single", "ddp", "fsdp_tp", "fsdp_cp", "fsdp_ep", "zero3")
-"""Strategies of README.md's table, which repeats rows of docs/matrix.md."""
+"""Strategies of README.md's table, which repeats rows of docs/results.md."""
 TWINS = "rounding alone (twins)"
 """Last row of the matrix."""
 SITE_GROUPS: dict[str, type[BaseModel]] = {"slurm": sites.Slurm, **sites.LAUNCHERS, "container": sites.Container}
@@ -36,7 +48,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
     parser.add_argument("--site", type=Path, metavar="FOLDER", help="write the pages that only `make site` has")
     parser.add_argument(
-        "--summary", type=Path, help="summary.csv of all strategies, for docs/matrix.md, docs/strategies, README.md"
+        "--summary", type=Path, help="summary.csv of all strategies, for docs/results.md, docs/strategies, README.md"
     )
     args = parser.parse_args()
     if args.site:
@@ -83,7 +95,7 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     files[evidence] = fill(evidence, {"interruptions": interruptions(ROOT / "tests/faults.json")})
     own = ROOT / "docs/your-own.md"
     files[own] = fill(own, {"contents": model_rules.table()})
-    page = ROOT / "docs/matrix.md"
+    page = ROOT / "docs/results.md"
     if summary:
         table = pd.read_csv(summary)
         shown = matrix(table)
@@ -160,8 +172,9 @@ def matrix(table: pd.DataFrame) -> str:
     """
     config = load.config({"strategies": ["all"], "workloads": list(dict.fromkeys(table.workload))})
     _, left_out = resolve.matrix(config)
-    notes = list(dict.fromkeys(left_out.values()))
-    cells = {cell: f"[{notes.index(reason) + 1}]" for cell, reason in left_out.items()}
+    reasons = {cell: general(reason, *cell) for cell, reason in left_out.items()}
+    notes = list(dict.fromkeys(reasons.values()))
+    cells = {cell: f"[{notes.index(reason) + 1}]" for cell, reason in reasons.items()}
     for row in table.to_dict("records"):
         single = row["strategy"] == "single"
         cells[row["strategy"], row["workload"]] = f"{row['test_loss']:.4f}" if single else f"{row['rel_diff']:.0e}"
@@ -170,6 +183,14 @@ def matrix(table: pd.DataFrame) -> str:
     noise_floors = table.groupby("workload").noise_floor.max()
     lines.append(f"| {TWINS} | " + " | ".join(f"{noise_floors[w]:.0e}" for w in config.workloads) + " |")
     return "\n".join([*lines, "", *(f"[{number}] {note}  " for number, note in enumerate(notes, 1))])
+
+
+def general(reason: str, strategy: str, workload: str) -> str:
+    """Return why a strategy does not train a workload, in words that hold for all of which it is true."""
+    for word, name in (("STRATEGY", strategy), ("NAME", variants.base(workload))):
+        if name not in mesh.AXES:
+            reason = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", word, reason)
+    return reason
 
 
 def interruptions(path: Path) -> str:
@@ -190,7 +211,7 @@ def check_matrix(text: str) -> None:
     config = load.config({"strategies": ["all"]})
     whole = all(len(cells) == len(columns) and all(cell.strip() for cell in cells) for cells in rows.values())
     if list(rows) != config.strategies or not whole or not set(config.workloads) <= set(columns):
-        raise UserError("docs/matrix.md: the matrix does not have every strategy and workload; run: make matrix.")
+        raise UserError("docs/results.md: the matrix does not have every strategy and workload; run: make matrix.")
 
 
 if __name__ == "__main__":

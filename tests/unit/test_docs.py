@@ -57,7 +57,7 @@ def test_readme_shows_rows_of_the_matrix(tmp_path):
 
     losses = block(files[Path("README.md")], "losses").splitlines()
     assert len(losses) == 2 + len(docs.README_LOSSES) + 1
-    assert set(losses) <= {*files[Path("docs/matrix.md")].splitlines()}
+    assert set(losses) <= {*files[Path("docs/results.md")].splitlines()}
     assert losses[-1] == "| rounding alone (twins) | " + " | ".join(["5e-07"] * len(config.workloads)) + " |"
 
 
