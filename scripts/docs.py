@@ -94,7 +94,7 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     evidence = ROOT / "docs/evidence.md"
     files[evidence] = fill(evidence, {"interruptions": interruptions(ROOT / "tests/faults.json")})
     own = ROOT / "docs/your-own.md"
-    files[own] = fill(own, {"contents": model_rules.table()})
+    files[own] = fill(own, {"contents": model_rules.listed()})
     page = ROOT / "docs/results.md"
     if summary:
         table = pd.read_csv(summary)
