@@ -76,7 +76,7 @@ mutants: .venv/dev
 	$(BIN)/python tests/mutants
 
 # Reproduce published silent faults: what sees each.
-# Writes docs/faults.md.
+# Writes docs/evidence.md.
 faults: .venv/dev
 	$(BIN)/python benchmarks/silent_faults.py
 
@@ -92,7 +92,7 @@ lint: .venv/dev
 	$(BIN)/python scripts/docs.py --check
 
 # Generate schemas and tables of the documents.
-# The figures of docs/matrix.md: make matrix.
+# The figures of docs/results.md: make matrix.
 docs: .venv/dev
 	$(BIN)/python scripts/docs.py
 
@@ -128,11 +128,11 @@ soak: .venv/dev
 	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
 
 # Prove strategies on every decoder type of transformers.
-# Each made tiny, against one process, in float64; writes docs/models.md.
+# Each made tiny, against one process, in float64; writes docs/evidence.md.
 zoo: .venv/dev
 	$(BIN)/python benchmarks/zoo.py
 
-# Measure what docs/performance.md holds.
+# Measure what docs/evidence.md holds.
 # Other trainers and the same by hand on two ranks, and plans.
 bench: .venv/peers/made
 	.venv/peers/bin/python benchmarks/peers.py

@@ -6,7 +6,7 @@ small model is trained with it on two or four ranks, in float32, bf16 and
 float64. Its losses and gradient norms are compared with those of one device,
 the run is judged as a summary does it, and its first steps are diagnosed. The
 same trainings without a fault show false alarms. Writes the tables of
-docs/faults.md; with words, only prints faults whose name or source has them.
+docs/evidence.md; with words, only prints faults whose name or source has them.
 """
 
 import os
@@ -38,10 +38,7 @@ from sources import PUBLISHED, Published  # type: ignore[import-not-found]
 VISIBLE = 0.01
 """Relative difference of a loss or a gradient norm that a plot shows."""
 BY_NAME = {fault.name: fault for fault in FAULTS}
-COLUMNS = (
-    *("fault", "published in", "training", "plot of losses", "logged losses", "plot of norms"),
-    *("float32", "bf16", "float64", "first difference", "cause named"),
-)
+COLUMNS = ("fault", "published in", "first difference", "verdict misses it in")
 UNSEEN, SOUND = "-", "no fault"
 
 
@@ -79,19 +76,13 @@ class Training:
         """True if losses or norms show it."""
         return self.seen.get(column, UNSEEN) != UNSEEN
 
-    @property
-    def cause(self) -> str:
-        """The right cause, if the diagnosis lists it."""
-        right = DIAGNOSES[self.name].cause if self.name in DIAGNOSES else ""
-        return right if right in self.found.get("causes", []) else ""
-
 
 def main() -> None:
     """Train, judge, print and write."""
     began = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="of a fault's name or source: only these, and no page")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/faults.md", help="page with the tables' markers")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/evidence.md", help="page with the tables' markers")
     args = parser.parse_args()
     words = " ".join(args.words)
     asked = [known for known in PUBLISHED if words in f"{known.sources} {known.says} {known.fault}"]
@@ -111,7 +102,7 @@ def main() -> None:
 
     minutes = (time.monotonic() - began) / 60
     blocks = {
-        "faults": table(trainings),
+        "published faults": table(trainings),
         "counts": counts(trainings, minutes),
         "elsewhere": elsewhere([known for known in asked if not case_of(known)]),
     }
@@ -233,11 +224,8 @@ def table(trainings: list[Training]) -> str:
                 [
                     known.says + (f" ({known.note})" if known.note else ""),
                     known.sources,
-                    f"`{training.case}`",
-                    *(training.seen.get(column, UNSEEN) for column in COLUMNS[3:6]),
-                    *(training.verdicts[precision] for precision in measuring.PRECISIONS),
                     began_at(training.found.get("first")),
-                    training.cause or UNSEEN,
+                    " ".join(each for each in measuring.PRECISIONS if not training.is_unequal(each)),
                 ]
             )
     return markdown([[*COLUMNS], *rows])
@@ -263,7 +251,6 @@ def counts(trainings: list[Training], minutes: float) -> str:
         "verdict in float64": lambda each: each.is_unequal("float64"),
         "first steps": lambda each: bool(each.found.get("first")),
         "any verdict, or the first steps": lambda each: each.is_seen,
-        "first steps, with the right cause": lambda each: bool(each.cause),
     }
     lines = [["comparison with one device", f"faults seen, of {len(faulty)}", f"false alarms, of {len(sound)}"]]
     lines += [[name, str(sum(map(see, faulty))), str(sum(map(see, sound)))] for name, see in sees.items()]
@@ -272,11 +259,11 @@ def counts(trainings: list[Training], minutes: float) -> str:
 
 def elsewhere(published: list[Published]) -> str:
     """Format a Markdown table of what no small training shows, and what is not reproduced."""
-    lines = [["fault", "published in", "seen by", "note"]]
+    lines = [["fault", "published in", "seen by, or why not reproduced"]]
     for known in published:
         tests = BY_NAME[known.fault].tests if known.fault else ()
         seen_by = ", ".join(f"`{test.removeprefix('tests/')}`" for test in tests if test != "--long")
-        lines.append([known.says, known.sources, seen_by or "not reproduced", known.note])
+        lines.append([known.says, known.sources, seen_by or known.note])
     return markdown(lines)
 
 

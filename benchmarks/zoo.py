@@ -4,7 +4,7 @@
 A published configuration of each type (benchmarks/configurations.yaml), or else
 its class's default, is made tiny (shardlab/proof), and a step under each
 strategy compared with one process, in float64. Prints a line per type, writes
-all proofs as JSON lines and, of a whole round, docs/models.md.
+all proofs as JSON lines and, of a whole round, the table in docs/evidence.md.
 """
 
 import argparse
@@ -28,6 +28,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
+from shardlab.docs_generator.markers import fill
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.proof import tiny_config
@@ -39,14 +40,7 @@ STRATEGIES = (
     *("cp", "cp_ulysses", "cp_ring", "ep", "fsdp_tp", "fsdp_pp", "fsdp_ep"),
 )
 """Columns: every axis, the schedules that differ in mechanism, the pairs of axes."""
-ABOUT = """# Transformers models under each strategy
-
-Every decoder type of the pinned transformers library, made tiny, with random weights: one training step in float64
-under each strategy, on 2 or 4 ranks of one machine, compared with the library's own model in one process. Compared are
-the loss, the gradient of every parameter and their norm (to 1e-9), and the first update (to 1e-6). Tiny means fewer
-layers of each kind, narrower ones, and windows, blocks and lengths that the 16 tokens of a sequence exceed. `make zoo`
-writes this page; `shardlab check-model FOLDER` does the same for the config.json of one model.
-"""
+PAGE = ROOT / "docs/evidence.md"
 CONFIGURATIONS = ROOT / "benchmarks/configurations.yaml"
 INCOMPLETE: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
@@ -58,6 +52,8 @@ INCOMPLETE: dict[str, dict[str, Any]] = {
 LONGEST = 240
 """Characters of a reason on the page."""
 SIGNS = {"equal": "=", "differs": "≠", "refused": "·", "failed": "!"}
+NOT_EQUAL = ("refused", "differs", "failed")
+"""Columns of the table."""
 
 
 def main() -> None:
@@ -68,10 +64,10 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2, help="types at a time")
     parser.add_argument("--resume", action="store_true", help="leave out what the output has already")
     parser.add_argument("--output", type=Path, default=ROOT / "results/benchmarks/zoo.jsonl")
-    parser.add_argument("--page", type=Path, help="write the table of the output's proofs to this page, and end")
+    parser.add_argument("--page", action="store_true", help="write the table of the output's proofs, and end")
     args = parser.parse_args()
     if args.page:
-        write_text(args.page, page(read(args.output)))
+        write_page(read(args.output))
         return
     started = time.monotonic()
     import_for_ranks()
@@ -86,7 +82,7 @@ def main() -> None:
             print(text(row), flush=True)
     print(f"{len(kinds)} types in {(time.monotonic() - started) / 60:.1f} minutes")
     if not args.types:
-        write_text(ROOT / "docs/models.md", page(read(args.output)))
+        write_page(read(args.output))
 
 
 def decoders() -> list[str]:
@@ -202,48 +198,40 @@ def read(path: Path) -> dict[str, dict[str, Proof]]:
     return dict(sorted(found.items()))
 
 
-def page(found: dict[str, dict[str, Proof]]) -> str:
-    """Format docs/models.md."""
+def write_page(found: dict[str, dict[str, Proof]]) -> None:
+    """Write the table of docs/evidence.md."""
+    write_text(PAGE, fill(PAGE, {"models": table(found)}))
+
+
+def table(found: dict[str, dict[str, Proof]]) -> str:
+    """Format a Markdown table: types of models whose strategies have the same outcomes, and what is not equal."""
     import transformers
 
     proofs = {kind: of_kind for kind, of_kind in found.items() if "" not in of_kind}
     names = [name for name in STRATEGIES if any(name in of_kind for of_kind in proofs.values())]
     count = sum(len(of_kind) for of_kind in proofs.values())
-    title = "| " + " | ".join(f"`{name}`" for name in names) + " |\n| --- |" + " --- |" * len(names)
-    totals = {
-        verdict: [sum(n in of and of[n].verdict == verdict for of in proofs.values()) for n in names]
-        for verdict in SIGNS
-    }
-    lines = [
-        ABOUT,
-        f"transformers {transformers.__version__}, PyTorch {torch.__version__.partition('+')[0]}: "
-        f"{len({kind.partition('@')[0] for kind in proofs})} types, {len(proofs)} configurations, {count} proofs.",
-        "",
-        f"| {title}",
-        *(f"| {verdict} | {' | '.join(map(str, counts))} |" for verdict, counts in totals.items()),
-        "",
-        "`=` equal, `≠` differs from one process (`init` refuses it), `·` refused, `!` fails; reasons follow.",
-        "",
-        f"| type {title}",
-    ]
+    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for kind, of_kind in proofs.items():
-        lines.append(f"| {kind} | {' | '.join(SIGNS[of_kind[n].verdict] if n in of_kind else '' for n in names)} |")
-    for verdict in ("differs", "failed", "refused"):
-        grouped = reasons(proofs, verdict)
-        if grouped:
-            lines += ["", f"## {verdict.capitalize()}", ""]
-            lines += [
-                f"- {', '.join(kinds)}: {reason} ({', '.join(under)})" for (kinds, reason), under in grouped.items()
-            ]
-    lines += ["", "## Configurations", ""]
-    for kind in proofs:
-        of = published().get(kind)
-        notes = [f"published: {of['name']} ({of['source']})" if of else "its class's default"]
-        lines.append(f"- {kind}: {'; '.join([*notes, *tiny_config.about(configuration(kind))])}")
-    if left := {kind: of_kind[""].reason for kind, of_kind in found.items() if "" in of_kind}:
-        lines += ["", "## Types without a tiny model", ""]
-        lines += [f"- {kind}: {plain(reason)}" for kind, reason in left.items()]
-    return "\n".join(lines) + "\n"
+        sets = ([f"`{n}`" for n in names if n in of_kind and of_kind[n].verdict == verdict] for verdict in NOT_EQUAL)
+        alike[tuple(map(" ".join, sets))].append(kind)
+    lines = [
+        f"transformers {transformers.__version__}, PyTorch {torch.__version__.partition('+')[0]}: "
+        f"{len({kind.partition('@')[0] for kind in proofs})} types, {len(proofs)} configurations, {count} proofs, of "
+        f"{' '.join(f'`{name}`' for name in names)}. What a row does not name is equal.",
+        "",
+        f"| types | {' | '.join(NOT_EQUAL)} |",
+        "| --- |" + " --- |" * len(NOT_EQUAL),
+    ]
+    ordered = sorted(alike.items(), key=lambda each: (-len(each[1]), each[1]))
+    lines += [f"| {' '.join(kinds)} | {' | '.join(outcomes)} |" for outcomes, kinds in ordered]
+    lines += ["", "What differs:", ""]
+    lines += [
+        f"- {', '.join(kinds)}: {reason} ({', '.join(under)})"
+        for (kinds, reason), under in reasons(proofs, "differs").items()
+    ]
+    if left := [kind for kind, of_kind in found.items() if "" in of_kind]:
+        lines += ["", f"Without a tiny model, so without proofs: {' '.join(left)}."]
+    return "\n".join(lines)
 
 
 def reasons(proofs: dict[str, dict[str, Proof]], verdict: str) -> dict[tuple[tuple[str, ...], str], list[str]]:

@@ -1,12 +1,9 @@
 #!/usr/bin/env python3
-"""Write the generated files of this repository: JSON schemas, tables of config/README.md and of docs."""
+"""Write the generated files of this repository: JSON schemas, tables of docs/."""
 
 import argparse
-import difflib
 import json
 import re
-import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +16,26 @@ from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.report import strategy_docs
 from shardlab.report.summary import MEMORY_KINDS
-from shardlab.settings import config, learning_rate, load, model_rules, recipe, resolve, run_identity, sites, types
+from shardlab.settings import (
+    config,
+    learning_rate,
+    load,
+    mesh,
+    model_rules,
+    recipe,
+    resolve,
+    run_identity,
+    sites,
+    types,
+    variants,
+)
 
 SCHEMAS: dict[str, type[BaseModel]] = {"config": config.Config, "workload": types.Workload, "site": sites.Site}
 """Schemas of the files that people edit, for their editors."""
 SHOWN_WORKLOADS = ("llama2", "moe")
 """Workloads of the pages' figures: the first one under all of a page's strategies."""
 README_LOSSES = ("single", "ddp", "fsdp_tp", "fsdp_cp", "fsdp_ep", "zero3")
-"""Strategies of README.md's table, which repeats rows of docs/matrix.md."""
-EXAMPLES = ROOT / "examples"
+"""Strategies of README.md's table, which repeats rows of docs/results.md."""
 TWINS = "rounding alone (twins)"
 """Last row of the matrix."""
 SITE_GROUPS: dict[str, type[BaseModel]] = {"slurm": sites.Slurm, **sites.LAUNCHERS, "container": sites.Container}
@@ -40,7 +48,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
     parser.add_argument("--site", type=Path, metavar="FOLDER", help="write the pages that only `make site` has")
     parser.add_argument(
-        "--summary", type=Path, help="summary.csv of all strategies, for docs/matrix.md, docs/strategies, README.md"
+        "--summary", type=Path, help="summary.csv of all strategies, for docs/results.md, docs/strategies, README.md"
     )
     args = parser.parse_args()
     if args.site:
@@ -77,27 +85,23 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
         "lr_schedule": learning_rate.Schedule,
         "strategy": types.Strategy,
     }
-    config_readme = load.CONFIG / "README.md"
+    settings = ROOT / "docs/settings.md"
     blocks = {name: key_table(kind) for name, kind in tables.items()} | {
         "site keys": key_table(sites.Site, SITE_GROUPS),
         "edits": edits_table(),
     }
-    files[config_readme] = fill(config_readme, blocks)
-    reliability = ROOT / "docs/reliability.md"
-    files[reliability] = fill(reliability, {"faults": faults(ROOT / "tests/faults.json")})
-    equality = ROOT / "docs/equality.md"
-    files[equality] = fill(equality, {"mutants": mutants(ROOT / "tests/mutants")})
-    own = ROOT / "docs/bring-your-own.md"
-    files[own] = fill(own, {"contents": model_rules.table()})
-    page = ROOT / "docs/matrix.md"
-    of_pages = {each: code_blocks(each) for each in strategy_docs.all_pages()}
+    files[settings] = fill(settings, blocks)
+    evidence = ROOT / "docs/evidence.md"
+    files[evidence] = fill(evidence, {"interruptions": interruptions(ROOT / "tests/faults.json")})
+    own = ROOT / "docs/your-own.md"
+    files[own] = fill(own, {"contents": model_rules.listed()})
+    page = ROOT / "docs/results.md"
     if summary:
         table = pd.read_csv(summary)
         shown = matrix(table)
-        of_pages = {each: blocks | {"figures": figures(each, table)} for each, blocks in of_pages.items()}
+        files |= {each: fill(each, {"figures": figures(each, table)}) for each in strategy_docs.all_pages()}
     else:
         shown = between(page, "matrix")
-    files |= {each: fill(each, blocks) for each, blocks in of_pages.items()}
     if whole or summary:
         check_matrix(shown)
     files[page] = fill(page, {"matrix": shown})
@@ -137,25 +141,11 @@ def figures(page: Path, table: pd.DataFrame) -> str:
     return str(pd.DataFrame(shown).to_markdown(index=False, disable_numparse=True))
 
 
-def code_blocks(page: Path) -> dict[str, str]:
-    """Return what each example that a page shows changes in ``one_device.py``, by the name of the block."""
-    names = re.findall(r"<!-- code (\w+) -->", page.read_text(encoding="utf-8"))
-    return {f"code {name}": code_difference(name) for name in names}
-
-
-def code_difference(name: str) -> str:
-    """Format the difference of an example to ``one_device.py``, without the text at its top."""
-    plain, own = ((EXAMPLES / f"{each}.py").read_text(encoding="utf-8") for each in ("one_device", name))
-    before, after = (text.partition('"""\n\n')[2].splitlines() for text in (plain, own))
-    changed = [*difflib.unified_diff(before, after, n=2, lineterm="")][2:]
-    return "\n".join(["```diff", *("..." if line.startswith("@@") else line for line in changed[1:]), "```"])
-
-
 def edits_table() -> str:
-    """Format a Markdown table of the keys of which an edit trains a finished run again, and of those that do not."""
-    lines = ["| keys of | trained again | place: not | time: not |", "| --- | --- | --- | --- |"]
+    """Format a Markdown table of the keys of which an edit does not train a finished run again."""
+    lines = ["| keys of | where it runs | when, and what a call asks for |", "| --- | --- | --- |"]
     for section, classes in run_identity.KEYS.items():
-        cells = [" ".join(f"`{key}`" for key in names.split()) for names in classes.values()]
+        cells = [" ".join(f"`{key}`" for key in classes[name].split()) for name in ("place", "time")]
         lines.append(f"| {section} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -182,8 +172,9 @@ def matrix(table: pd.DataFrame) -> str:
     """
     config = load.config({"strategies": ["all"], "workloads": list(dict.fromkeys(table.workload))})
     _, left_out = resolve.matrix(config)
-    notes = list(dict.fromkeys(left_out.values()))
-    cells = {cell: f"[{notes.index(reason) + 1}]" for cell, reason in left_out.items()}
+    reasons = {cell: general(reason, *cell) for cell, reason in left_out.items()}
+    notes = list(dict.fromkeys(reasons.values()))
+    cells = {cell: f"[{notes.index(reason) + 1}]" for cell, reason in reasons.items()}
     for row in table.to_dict("records"):
         single = row["strategy"] == "single"
         cells[row["strategy"], row["workload"]] = f"{row['test_loss']:.4f}" if single else f"{row['rel_diff']:.0e}"
@@ -194,24 +185,20 @@ def matrix(table: pd.DataFrame) -> str:
     return "\n".join([*lines, "", *(f"[{number}] {note}  " for number, note in enumerate(notes, 1))])
 
 
-def faults(path: Path) -> str:
+def general(reason: str, strategy: str, workload: str) -> str:
+    """Return why a strategy does not train a workload, in words that hold for all of which it is true."""
+    for word, name in (("STRATEGY", strategy), ("NAME", variants.base(workload))):
+        if name not in mesh.AXES:
+            reason = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", word, reason)
+    return reason
+
+
+def interruptions(path: Path) -> str:
     """Format a Markdown table of the faults that runs of the tests survived."""
-    columns = {
-        **{"fault": "fault", "injected by": "injected", "steps lost": "lost_steps", "seconds to resume": "seconds"},
-        **{"ends equal": "equal", "test layer": "layer"},
-    }
+    columns = {"fault": "fault", "steps lost": "lost_steps", "seconds to resume": "seconds", "ends equal": "equal"}
     lines = [[*columns], ["---"] * len(columns)]
     lines += [[str(row[key]) for key in columns.values()] for row in json.loads(path.read_text(encoding="utf-8"))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def mutants(folder: Path) -> str:
-    """Format a Markdown table of the number of faults that `make mutants` injects, by topic."""
-    sys.path.append(str(folder))
-    modules = import_module("faults").MODULES
-    lines = ["| faults | number |", "| --- | --- |"]
-    lines += [f"| {module.__doc__.rstrip('.')} | {len(module.FAULTS)} |" for module in modules]
-    return "\n".join([*lines, f"| all | {sum(len(module.FAULTS) for module in modules)} |"])
 
 
 def check_matrix(text: str) -> None:
@@ -224,7 +211,7 @@ def check_matrix(text: str) -> None:
     config = load.config({"strategies": ["all"]})
     whole = all(len(cells) == len(columns) and all(cell.strip() for cell in cells) for cells in rows.values())
     if list(rows) != config.strategies or not whole or not set(config.workloads) <= set(columns):
-        raise UserError("docs/matrix.md: the matrix does not have every strategy and workload; run: make matrix.")
+        raise UserError("docs/results.md: the matrix does not have every strategy and workload; run: make matrix.")
 
 
 if __name__ == "__main__":

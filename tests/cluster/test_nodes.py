@@ -72,8 +72,8 @@ def test_all_gpus_of_two_nodes_and_none(learner):
 
 @pytest.mark.long
 def test_short_runs_share_a_job(learner):
-    """Snakemake's groups, by the flags of docs/sweeps.md: one after the other, with what one of them needs."""
-    page = (ROOT / "docs/sweeps.md").read_text()
+    """Snakemake's groups, by the flags of docs/your-own.md: one after the other, with what one of them needs."""
+    page = (ROOT / "docs/your-own.md").read_text()
     flags = shlex.split(re.search(r"(--groups .*?) --config", page, flags=re.DOTALL)[1].replace("\\\n", " "))
     names = [f"results/single/mlp@seed={seed}" for seed in (1, 2, 3)]
     since = now()

@@ -24,7 +24,7 @@ STRATEGY = "\nby_srun: {script: mine/train.sh, dp_replicate: -1, launcher: srun}
 @pytest.fixture(scope="module")
 def ended(base):
     """The project after four trainings at once: the job of each file by its name, and what the workflow's call said."""
-    block = re.search(r"```sh\n(.*?)```", (ROOT / "docs/scripts.md").read_text(), re.DOTALL)
+    block = re.search(r"```sh\n(.*?)```", (ROOT / "docs/your-own.md").read_text(), re.DOTALL)
     script = base.path / "mine/train.sh"
     script.parent.mkdir()
     script.write_text(block[1])

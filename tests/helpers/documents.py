@@ -32,6 +32,11 @@ def follow(text, tree):
     return commands
 
 
+def section(path, heading):
+    """The text below a heading of a document."""
+    return path.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
 def without_twins(tree):
     """Let calls in a copy of the project leave out the runs that measure rounding, which documents do not speak of."""
     with (tree.path / "config/config.yaml").open("a") as file:
@@ -40,8 +45,7 @@ def without_twins(tree):
 
 def readme(root, heading):
     """The commands of the first console block below a heading of README.md, without their comments."""
-    text = (root / "README.md").read_text().partition(f"\n## {heading}\n")[2]
-    block = re.search(r"```console\n(.*?)```", text, re.DOTALL)[1]
+    block = re.search(r"```console\n(.*?)```", section(root / "README.md", heading), re.DOTALL)[1]
     return [re.sub(r"\s+#\s.*", "", line) for line in block.splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""Results of the fault tests for the table in docs/reliability.md, written by ``pytest --record-faults``."""
+"""Results of the fault tests for the table in docs/evidence.md, written by ``pytest --record-faults``."""
 
 import json
 from datetime import datetime

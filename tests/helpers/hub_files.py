@@ -183,7 +183,7 @@ def _readme(configurations, *, default=False):
 
 
 def _sentence(made, words):
-    known = (ROOT / "docs" / "which-strategy.md").read_text().split()
+    known = (ROOT / "docs" / "equality.md").read_text().split()
     return " ".join(made.choices([word for word in known if word.isalpha()], k=words)).capitalize() + "."
 
 

@@ -1,12 +1,14 @@
 """Small transformers models for tests, with a tokenizer."""
 
 import copy
+import re
 
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from helpers.common import ROOT
+from shardlab.docs_generator import markers
 
 SIZES = {
     "hidden_size": 32,
@@ -166,9 +168,11 @@ def make(name, folder):
 
 
 def on_the_page():
-    """{type: {strategy: sign}} of docs/models.md."""
-    lines = (ROOT / "docs/models.md").read_text().splitlines()
-    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
-    title = next(row for row in cells if row[0] == "type")
-    names = [name.strip("`") for name in title[1:]]
-    return {row[0]: dict(zip(names, row[1:], strict=True)) for row in cells if len(row) == len(title)}
+    """{type: {strategy: sign}} of docs/evidence.md."""
+    about, rows = markers.between(ROOT / "docs/evidence.md", "models").split("\n\n")[:2]
+    names, found = re.findall(r"`(\w+)`", about), {}
+    for row in rows.splitlines()[2:]:
+        kinds, *outcomes = row.strip("|").split(" | ")
+        signs = {name: sign for cell, sign in zip(outcomes, "·≠!", strict=True) for name in re.findall(r"\w+", cell)}
+        found |= dict.fromkeys(kinds.split(), dict.fromkeys(names, "=") | signs)
+    return found

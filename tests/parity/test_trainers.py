@@ -1,4 +1,4 @@
-"""Each file in examples/trainers/ is as equal to one device, or unequal, as docs/trainers.md says."""
+"""Each file in examples/trainers/ is as equal to one device, or unequal, as docs/your-own.md says."""
 
 import json
 

@@ -145,7 +145,7 @@ CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2"
 CASES += [Case(s, m, hard=True) for s in ("mp", "pp", "fsdp_pp") for m in ("llama", "gpt2")]
 CASES += [Case(s, m, hard=True) for s in ("fsdp", "pp") for m in PARTLY_FLOAT32]
 EVERYWHERE = ("llama", "qwen3", "phi3", "gpt2", "opt", "gemma", "gemma2", "stablelm", "mixtral", "gpt_oss")
-"""Models that train under every strategy that docs/models.md says they take."""
+"""Models that train under every strategy that docs/evidence.md says they take."""
 
 
 def takes(model, strategy):

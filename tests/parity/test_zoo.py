@@ -1,4 +1,4 @@
-"""Types of transformers models, each with something of its own, under every axis: they are what docs/models.md says."""
+"""Types of transformers models, each with something of its own, under every axis: as docs/evidence.md says."""
 
 import os
 import subprocess

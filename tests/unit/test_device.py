@@ -1,4 +1,4 @@
-"""Behavior on GPUs, as far as a machine without one can test it (tests/accelerator, docs/gpu.md)."""
+"""Behavior on GPUs, as far as a machine without one can test it (tests/accelerator, docs/cluster.md)."""
 
 import ast
 import math

@@ -87,7 +87,7 @@ def test_a_reader_that_ends_first_is_no_error(words):
 def test_make_help_fits_a_terminal_and_says_how_each_target_s_comment_begins():
     said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert max(map(len, said.splitlines())) <= 80
-    assert "make bench          Measure what docs/performance.md holds." in said
+    assert "make bench          Measure what docs/evidence.md holds." in said
     assert all(f"make {target} " in said for target in ("run", "test", "soak", "envs", "distclean"))
 
 

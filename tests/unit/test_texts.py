@@ -363,7 +363,7 @@ def test_special_tokens_of_a_prompt_or_prefix_are_tokens(tmp_path, chat):
 
 
 def test_the_documented_reader_takes_pairs_from_files(tmp_path, monkeypatch):
-    text = (ROOT / "docs/bring-your-own.md").read_text()
+    text = (ROOT / "docs/your-own.md").read_text()
     reader = {}
     exec(re.search(r"```python\n(# scripts/shardlab/data/instructions.py.*?)```", text, re.DOTALL)[1], reader)
     monkeypatch.setitem(reader, "ROOT", tmp_path)

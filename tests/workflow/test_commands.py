@@ -10,6 +10,7 @@ import yaml
 
 from helpers import typed
 from helpers.common import ROOT
+from helpers.documents import section
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTS += [ROOT / "config/README.md", ROOT / "results/README.md"]
@@ -20,8 +21,11 @@ MATRIX = {"workloads": ["mlp"], "strategies": ["single", "ddp"]}
 """Of commands that name none: tests/workflow/test_workflow.py lists the jobs of the default matrix."""
 SMALLER = {"last: 1000": "last: 2"}
 """A sweep of 1,000 seeds takes a minute to look at."""
-FOLLOWED = {"docs/bring-your-own.md": "test_bring_your_own.py", "docs/extend.md": "test_extend.py"}
-"""Documents whose blocks are followed to the letter by another test: their commands need the files they write."""
+FOLLOWED = {
+    "docs/your-own.md": ("An example, word for word", "test_bring_your_own.py"),
+    "docs/developing.md": ("Extend", "test_extend.py"),
+}
+"""Section whose blocks are followed to the letter by another test: their commands need the files they write."""
 ELSEWHERE = {
     ("python", "tests/mutants"): "tests/unit/test_mutants.py starts it",
     ("python", "-m"): "pytest, which runs this",
@@ -40,8 +44,11 @@ def shown():
         name = str(path.relative_to(ROOT))
         text = path.read_text()
         if name in FOLLOWED:
-            assert (ROOT / "tests/workflow" / FOLLOWED[name]).exists()
-            text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+            heading, test = FOLLOWED[name]
+            followed = section(path, heading)
+            assert followed
+            assert (ROOT / "tests/workflow" / test).exists()
+            text = text.replace(followed, re.sub(r"^```.*?^```", "", followed, flags=re.MULTILINE | re.DOTALL))
         for command in typed.commands(text):
             for old, new in (FILLED | SMALLER).items():
                 command = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", new, command)

@@ -53,7 +53,7 @@ def t5_base():
         initial_alphabet=list(string.printable),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([(ROOT / "docs" / "which-strategy.md").read_text()] * 2, trainer)
+    tokenizer.train_from_iterator([(ROOT / "docs" / "equality.md").read_text()] * 2, trainer)
     tokenizer.add_special_tokens([f"<extra_id_{i}>" for i in range(100)])
     config = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "vocab_size": 32128}
     return _model(transformers.T5Config(**config, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)) | {
@@ -72,7 +72,7 @@ def decoder(config):
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator([(ROOT / "docs" / "which-strategy.md").read_text()], trainer)
+    tokenizer.train_from_iterator([(ROOT / "docs" / "equality.md").read_text()], trainer)
     return _model(config) | {"tokenizer.json": tokenizer.to_str().encode()}
 
 

@@ -1,4 +1,4 @@
-"""Run a script for its first steps, and say which rules of docs/scripts.md
+"""Run a script for its first steps, and say which rules of docs/your-own.md
 it keeps.
 
 It is started as a strategy's script is, on two ranks of this machine, with the
@@ -94,7 +94,7 @@ def check(
     if has_dumps(output / DUMPS):
         yield f"its first steps are dumped into OUTPUT/{DUMPS} (a diagnosis may follow)", None
     else:
-        print(f"note: no dumps in OUTPUT/{DUMPS}: a run that is not equal then has no diagnosis (docs/scripts.md)")
+        print(f"note: no dumps in OUTPUT/{DUMPS}: a run that is not equal then has no diagnosis (docs/your-own.md)")
 
 
 def _started(script: Path, options: list[str], ranks: int) -> str | None:
@@ -152,6 +152,6 @@ def _differs(found: list[Line], usual: list[dict[str, float]], tolerance: float)
         if not off <= tolerance:
             return (
                 f"the loss of step {line.step} is {line.loss:.8g}, and single's {record['loss']:.8g}. `loss` is the "
-                "mean over all targets of the step, on all ranks; the order is that of docs/scripts.md"
+                "mean over all targets of the step, on all ranks; the order is that of docs/your-own.md"
             )
     return None

@@ -24,7 +24,7 @@ from shardlab.settings import torch_releases
 from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
 
-ELSEWHERE = 'docs/image.md, "Where to build"'
+ELSEWHERE = 'docs/cluster.md, "Where to build the image"'
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Names of architectures in an image's label, and those that Linux uses."""
 COMPRESSIONS = {"zstd": "-comp zstd -Xcompression-level 3", "gzip": "-comp gzip"}

@@ -32,9 +32,9 @@ def page(name: str) -> str:
         lines,
         "```",
         "",
-        "Time limits and preemption: [reliability](../reliability.md); `preflight` queries",
+        "Time limits and preemption: [fault tolerance](../results.md); `preflight` queries",
     ]
-    text += ["the cluster's own Slurm for them. All keys: [config/README.md](../../config/README.md#sitesnameyaml)."]
+    text += ["the cluster's own Slurm for them. All keys: [settings](../settings.md#sitesnameyaml)."]
     return "\n".join(text).replace("\n\n\n", "\n\n") + "\n"
 
 

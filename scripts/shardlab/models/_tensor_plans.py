@@ -1,6 +1,6 @@
 """Tensor-parallel plans, in the words of the transformers library, for models for which it has none (model type: plan).
 
-Each is equal to one device in float64 (docs/models.md). Two words are ours. ``local_heads``: the module computes with
+Each is equal to one device in float64 (docs/evidence.md). Two words are ours. ``local_heads``: the module computes with
 the numbers of heads that its constructor noted, and has a part of them on each rank, with their biases (ALiBi).
 ``packed_colwise_3``: queries, keys and values are one after the other in one layer. Those interleaved by head are
 ``colwise``.

@@ -237,7 +237,7 @@ class PipelineEngine(NativeEngine):
 
     def _lay_out_gradients(self) -> None:
         """Give gradients their parameters' strides: those of PyTorch's split backward pass may have others, which fused
-        optimizers on a CPU do not look at (docs/found.md).
+        optimizers on a CPU do not look at (docs/evidence.md).
         """
         for part in self.parts:
             for parameter in part.parameters():

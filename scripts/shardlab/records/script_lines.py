@@ -1,4 +1,4 @@
-"""metrics.jsonl as a script writes it: one JSON object per optimizer step (docs/scripts.md)."""
+"""metrics.jsonl as a script writes it: one JSON object per optimizer step (docs/your-own.md)."""
 
 import json
 import math

@@ -51,7 +51,7 @@ def other_architecture(image: ImageReport) -> str | None:
         return None
     return (
         f"the image {image.path} is for {image.architecture}, but {node.nodename} is {node.machine}; build it on a "
-        'machine of the nodes\' architecture (docs/image.md, "Where to build"), or request other nodes'
+        'machine of the nodes\' architecture (docs/cluster.md, "Where to build the image"), or request other nodes'
     )
 
 

@@ -65,7 +65,7 @@ def copy_dumps(folder: Path, target: Path, script: str) -> None:
     if not has_dumps(dumps):
         raise UserError(
             f"{dumps} has no dumps of the first steps; train inside `with dump(model, OUTPUT / '{DUMPS}')` in {script} "
-            "(docs/scripts.md), then run the same command again."
+            "(docs/your-own.md), then run the same command again."
         )
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(dumps, target)

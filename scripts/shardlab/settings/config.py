@@ -18,7 +18,7 @@ class Config(Strict):
     workloads: list[str] = Field(
         default=["mlp", "mnist", "xsum", "vit", "llama2", "moe", "hf_small"],
         min_length=1,
-        description="Workloads of the target `all`: files in config/workloads, or variants of them (docs/sweeps.md).",
+        description="Workloads of the target `all`: files in config/workloads, or variants of them (docs/your-own.md).",
     )
     strategies: list[str] = Field(
         default=["single", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp_cp", "fsdp_ep", "zero1", "zero2", "zero3"],
@@ -49,15 +49,15 @@ class Config(Strict):
     noise_floor_runs: NonNegativeInt = Field(
         6,
         le=100,
-        description="Trainings of `single` from weights perturbed by one rounding error, whose spread shows how "
-        "closely the others can be expected to agree; in low precision, also one in full precision. Not in float64, "
-        "nor for workloads that ranks evaluate together. Each costs a training of `single`; 0: none.",
+        description="Number of twins: trainings of `single` from weights perturbed by one rounding error. They show "
+        "how far rounding alone moves a result. In low precision, also one training in full precision. None in "
+        "float64, nor for workloads with sharded evaluation. Each costs a training of `single`; 0: none.",
     )
     sweep: Annotated[Any, WithJsonSchema(SWEEP)] = Field(
         default={},
         description="Variants of all runs: keys of the recipe or of strategies, or size, seed, nodes, ranks_per_node, "
         "each with a list or a range ({first, last, step}, or {first, last, count, scale}); all combinations are run. "
-        "A list of such groups: one after the other. See docs/sweeps.md.",
+        "A list of such groups: one after the other. See docs/your-own.md.",
     )
     max_runs: Count = Field(1_000, description="Maximum number of runs in a sweep.")
     tensorboard: bool = Field(

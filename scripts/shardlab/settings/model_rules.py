@@ -1,6 +1,6 @@
 """What a model may contain under which technique: one table of rules, which models/contents.py checks.
 
-docs/bring-your-own.md shows the same table.
+docs/your-own.md lists them.
 """
 
 import json
@@ -17,10 +17,10 @@ TECHNIQUES = {
     "fsdp": "FSDP",
     "tensor": "`tp`",
     "pipeline": "`pp`, `mp`",
-    "zero12": "ZeRO 1, 2",
+    "zero12": "ZeRO 1 and 2",
     "zero3": "ZeRO 3",
 }
-"""What takes a model apart or copies it: its title in the table. Context parallelism adds nothing to FSDP here, nor do
+"""What takes a model apart or copies it: its title in the list. Context parallelism adds nothing to FSDP here, nor do
 experts.
 """
 EVERY = tuple(TECHNIQUES)
@@ -166,22 +166,13 @@ def reduced(runs: Iterable[Run]) -> str:
     return json.dumps(kept)
 
 
-def table() -> str:
-    """Format the rules as a Markdown table: what a model may contain, and what happens under each technique."""
-    notes: list[str] = []
-
-    def cell(rule: Rule, technique: str) -> str:
-        kind, sentence = "no", rule.refused.get(technique)
-        if sentence is None:
-            kind, sentence = "unequal", rule.noted.get(technique)
-        if sentence is None:
-            return "yes"
-        if sentence not in notes:
-            notes.append(sentence)
-        return f"{kind} [{notes.index(sentence) + 1}]"
-
-    lines = ["| a model with | " + " | ".join(TECHNIQUES.values()) + " |", "| --- |" + " --- |" * len(TECHNIQUES)]
-    lines += [
-        f"| {rule.title} | " + " | ".join(cell(rule, name) for name in TECHNIQUES) + " |" for rule in RULES.values()
-    ]
-    return "\n".join([*lines, "", *(f"[{number}] {note}  " for number, note in enumerate(notes, 1))])
+def listed() -> str:
+    """Format the rules as a Markdown list: what a model may not contain, by the techniques that refuse it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for rule in RULES.values():
+        for outcome, sentences in (("Refused", rule.refused), ("Unequal", rule.noted)):
+            under = [TECHNIQUES[name] for name in EVERY if name in sentences]
+            if under:
+                places = "every strategy" if len(under) == len(EVERY) else ", ".join(under)
+                found.setdefault((outcome, places), []).append(rule.title)
+    return "\n".join(f"- {outcome} under {places}: {'; '.join(titles)}." for (outcome, places), titles in found.items())

@@ -172,10 +172,8 @@ class Recipe(Strict):
         0.0,
         ge=0,
         lt=1,
-        description="Label smoothing of the training loss (torch.nn.functional.cross_entropy; Szegedy et al., 2016, "
-        "arXiv:1512.00567), over all classes or the whole vocabulary, also where ranks split it: each target is "
-        "1 - label_smoothing, plus label_smoothing spread evenly over all classes. Validation and test losses are "
-        "without it. Not for regression.",
+        description="Label smoothing of the training loss (Szegedy et al., 2016, arXiv:1512.00567), over all classes "
+        "or the whole vocabulary. Validation and test losses are without it. Not for regression.",
     )
     loss_chunks: PositiveInt = Field(
         1,
@@ -215,8 +213,8 @@ class Recipe(Strict):
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop",
         description="Reaction to a step whose loss or gradient norm is not finite. stop: end the training and discard "
-        "everything from that step on; skip: skip the update, count the step and continue (not with DeepSpeed), for "
-        "which the host waits for the metrics of every step.",
+        "everything from that step on; skip: skip the update, count the step and continue (slower; not with "
+        "DeepSpeed).",
     )
     evaluation: Literal["whole", "sharded"] = Field(
         "whole",
@@ -227,10 +225,9 @@ class Recipe(Strict):
         None,
         gt=0,
         lt=1,
-        description="Also keep an exponential moving average of the trained weights (null: none): it starts as the "
-        "initial weights, and after each step it is ema_decay * average + (1 - ema_decay) * weights. It is saved as "
-        "ema.safetensors, and its test loss is in test.json and in the tables. It takes as much memory as the trained "
-        "parameters, counted as the optimizer's, and is divided among the ranks as they are. Buffers are not averaged.",
+        description="Also keep an exponential moving average of the trained weights (null: none), from the initial "
+        "weights on: ema_decay * average + (1 - ema_decay) * weights after each step. It is saved as ema.safetensors, "
+        "has its own test loss, and takes as much memory as the trained parameters. Buffers are not averaged.",
     )
     keep_best: bool = Field(
         False, description="Also save best.safetensors, the weights with the lowest validation loss."

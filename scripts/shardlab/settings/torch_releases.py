@@ -6,7 +6,7 @@ from shardlab.errors import UserError
 from shardlab.files import ROOT
 
 OLDEST = "2.11"
-"""Oldest release that the equality tests were run with (docs/image.md, "Releases of PyTorch")."""
+"""Oldest release that the equality tests were run with (docs/cluster.md, "The image")."""
 WHOLE_PIPELINES = "2.13"
 """Release whose pipelines hand on from a stage to the next one on the same rank, and integers. 2.11 does neither, and
 2.12 was not tried.

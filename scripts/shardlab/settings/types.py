@@ -280,7 +280,7 @@ class Strategy(StrategyOptions, Degrees):
     config: str | None = Field(None, description="DeepSpeed only: JSON file, relative to the project's root.")
     script: str | None = Field(
         None,
-        description="A program of your own that trains instead of this project (docs/scripts.md): its path, relative "
+        description="A program of your own that trains instead of this project (docs/your-own.md): its path, relative "
         "to the project's root. Besides, only degrees, min_ranks, workloads and launcher can be set.",
     )
     workloads: list[str] = Field(
