@@ -163,12 +163,3 @@ def make(name, folder):
     if name != "vit":
         tokenizer().save(str(folder / "tokenizer.json"))
     return folder
-
-
-def on_the_page():
-    """{type: {strategy: sign}} of docs/models.md."""
-    lines = (ROOT / "docs/models.md").read_text().splitlines()
-    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
-    title = next(row for row in cells if row[0] == "type")
-    names = [name.strip("`") for name in title[1:]]
-    return {row[0]: dict(zip(names, row[1:], strict=True)) for row in cells if len(row) == len(title)}
