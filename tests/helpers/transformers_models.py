@@ -1,14 +1,12 @@
 """Small transformers models for tests, with a tokenizer."""
 
 import copy
-import re
 
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from helpers.common import ROOT
-from shardlab.docs_generator import markers
 
 SIZES = {
     "hidden_size": 32,
@@ -165,14 +163,3 @@ def make(name, folder):
     if name != "vit":
         tokenizer().save(str(folder / "tokenizer.json"))
     return folder
-
-
-def on_the_page():
-    """{type: {strategy: sign}} of docs/evidence.md."""
-    about, rows = markers.between(ROOT / "docs/evidence.md", "models").split("\n\n")[:2]
-    names, found = re.findall(r"`(\w+)`", about), {}
-    for row in rows.splitlines()[2:]:
-        kinds, *outcomes = row.strip("|").split(" | ")
-        signs = {name: sign for cell, sign in zip(outcomes, "·≠!", strict=True) for name in re.findall(r"\w+", cell)}
-        found |= dict.fromkeys(kinds.split(), dict.fromkeys(names, "=") | signs)
-    return found

@@ -138,7 +138,7 @@ FAULTS = [
         EVALUATION,
         "return float(world.sum(total)) / sum(",
         "return world.sequence.ranks * float(world.sum(total)) / sum(",
-        at("parity/test_parity", "test_evaluation_under_the_own_strategy_equals_one_device[cp-llama2-float64]"),
+        parity("cp-llama2-float64"),
     ),
     Fault(
         "each rank's loss divided by its own number of targets",

@@ -84,14 +84,14 @@ FAULTS = [
         f"{TASKS}/__init__.py",
         "more[0][: micro.count, :, :-1].sum(0)",
         "more[0][:, :, :-1].sum(0)",
-        at("parity/test_parity", "test_each_rank_counts_the_tokens_of_all[pp-moe-float64]"),
+        parity("pp-moe-float64"),
     ),
     Fault(
         "load of the last micro-batch alone",
         f"{TASKS}/__init__.py",
         "self._load = self._load + more[0]",
         "self._load = more[0]",
-        at("parity/test_parity", f"test_each_rank_counts_the_tokens_of_all[ddp-moe-{HARD}]"),
+        parity(f"ddp-moe-{HARD}"),
     ),
     Fault(
         "dropped tokens by the router's choices alone",
@@ -105,7 +105,7 @@ FAULTS = [
         STEP,
         "engine.balance(tokens.view_as(load)[:, :-1])",
         "engine.balance(load[:, :-1])",
-        at("parity/test_parity", "test_each_rank_counts_the_tokens_of_all[ddp-moe-float64]"),
+        parity("ddp-moe-float64"),
     ),
     Fault(
         "bias of the first layer alone (torchtitan #1593)",
@@ -122,7 +122,7 @@ FAULTS = [
         "        counts = vars(tokens_per_expert)\n"  # outside of the module, which a recomputation leaves as it was
         "        load[0] += counts.pop(id(self), 0)\n"
         "        counts[id(self)] = load.sum(0) if torch._C._current_graph_task_id() >= 0 else 0",
-        at("parity/test_parity", f"test_each_rank_counts_the_tokens_of_all[ddp-moe-{HARD}]"),
+        parity(f"ddp-moe-{HARD}"),
     ),
     Fault(
         "bias moves towards the experts with most tokens",
@@ -229,6 +229,6 @@ FAULTS = [
         f"{S}measure/traffic.py",
         "sent = size * (1 - rows[dist.get_rank(group)] / sum(rows))",
         "sent = size",
-        at("parity/test_parity", "test_what_is_sent_is_what_theory_says[ep-moe-float64]"),
+        parity("ep-moe-float64"),
     ),
 ]

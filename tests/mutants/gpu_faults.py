@@ -1,6 +1,6 @@
 """On a GPU and not on a CPU."""
 
-from fault import ACCUMULATED, CHECKPOINT, NATIVE, STEP, ZERO, Fault, S, at
+from fault import ACCUMULATED, CHECKPOINT, NATIVE, STEP, ZERO, Fault, S, at, parity
 
 DEVICE, RUNS, SIMULATE, LOOP = (
     f"{S}runtime/device.py",
@@ -67,9 +67,7 @@ FAULTS = [
         LOOP,
         "    distributed.limit_groups(run.site.hang_seconds)\n",
         "",
-        at(
-            "parity/test_parity", "test_each_group_has_the_site_s_limit_and_each_rank_writes_its_part[hsdp-mlp-float64]"
-        ),
+        parity("hsdp-mlp-float64"),
     ),
     Fault(
         "an image that srun starts is not there for a script's ranks",
@@ -107,10 +105,7 @@ FAULTS = [
         ZERO,
         "for name, value in self.weights() if self.world.is_rank0 or not to_write}",
         "for name, value in self.weights()}",
-        at(
-            "parity/test_parity",
-            "test_each_group_has_the_site_s_limit_and_each_rank_writes_its_part[zero3-mlp-float32]",
-        ),
+        parity("zero3-mlp-float32"),
     ),
     Fault(
         "offloaded states counted as the device's",

@@ -1,6 +1,6 @@
 """Measurements, plans, and the figures in the reports."""
 
-from fault import Fault, S, at
+from fault import Fault, S, at, parity
 
 RECORDS, PLAN, PLANS = f"{S}records/train_report.py", f"{S}records/plan.py", f"{S}report/plan_table.py"
 COLLECTIVES, TRAFFIC, REACHED = (f"{S}measure/{name}.py" for name in ("collectives", "traffic", "device_benchmark"))
@@ -96,7 +96,7 @@ FAULTS = [
         TRAFFIC,
         "size *= ranks  # this",
         "size *= 1  # this",
-        at("parity/test_parity", "test_what_is_sent_is_what_theory_says[tp_sp-vit-float64]"),
+        parity("tp_sp-vit-float64"),
     ),
     Fault("bus bandwidth without the part that is sent", COLLECTIVES, "factor * 4 * count", "4 * count", BANDWIDTHS),
     Fault("the fastest rank's time counts", COLLECTIVES, "median(max(ranks) for", "median(min(ranks) for", BANDWIDTHS),
@@ -105,7 +105,7 @@ FAULTS = [
         f"{S}plan/simulate.py",
         ' + fraction_sent("broadcast", replicas) * buffers',
         "",
-        at("parity/test_parity", "test_a_plan_says_what_is_held_and_sent[ddp-moe-float64]"),
+        parity("ddp-moe-float64"),
     ),
     Fault(
         "no gradient of the weights among the operations",
@@ -135,7 +135,7 @@ FAULTS = [
         f"{S}train/step.py",
         "    if observe:\n        observe(step.number, engine)\n    if skip",
         "    whole.tolist()\n    if observe:\n        observe(step.number, engine)\n    if skip",
-        at("parity/test_parity", "test_no_rank_reads_from_its_device_in_a_step[ddp-mlp-float64]"),
+        parity("ddp-mlp-float64"),
     ),
     # Plans, and what follows from figures.
     Fault(

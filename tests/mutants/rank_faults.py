@@ -224,7 +224,7 @@ FAULTS = [
         PIPELINE,
         "            self._lay_out_gradients()\n",
         "            pass\n",
-        at("parity/test_foreign_models", "test_equals_plain_pytorch[pp_zbv-low_rank_chain-float64]"),
+        at("parity/test_foreign_models", "test_equals_plain_pytorch[pp_zbv-low_rank_chain]"),
     ),
     Fault(
         "a pipeline's ranks clip each by their own norm",
@@ -271,7 +271,7 @@ FAULTS = [
     def data_rank(self, place: Mapping[str, int]) -> int:
         return 0
 """,
-        at("parity/test_parity", "test_the_ranks_divide_the_work[ddp-mlp-float64]"),
+        parity("ddp-mlp-float64"),
     ),
     Fault(
         "replicas of HSDP read the same samples",

@@ -27,7 +27,7 @@ from fault import (
     reference,
 )
 
-CONTINUED = at("parity/test_resume", "test_ends_where_an_uninterrupted_run_ends[single-fsdp-llama2-2]")
+CONTINUED = at("parity/test_resume", "test_ends_where_an_uninterrupted_run_ends[single-fsdp-llama2]")
 
 FAULTS = [
     # What the loss is.
@@ -240,14 +240,14 @@ FAULTS = [
         NATIVE,
         "return states | self.average.states()",
         "return states",
-        at("parity/test_resume", "test_ends_where_an_uninterrupted_run_ends[hsdp-tp_sp-vit-2]"),
+        at("parity/test_resume", "test_ends_where_an_uninterrupted_run_ends[hsdp-tp_sp-vit]"),
     ),
     Fault(
         "DeepSpeed's average begins anew on a resume",
         ZERO,
         '_set(parameter, state[f"{name}/{EMA}"], self.world.rank)',
         "pass",
-        at("parity/test_resume", "test_ends_where_an_uninterrupted_run_ends[zero2-zero3-vit-2]"),
+        at("parity/test_resume", "test_ends_where_an_uninterrupted_run_ends[zero2-zero3-vit]"),
     ),
     Fault(
         "ema.safetensors has the weights themselves",

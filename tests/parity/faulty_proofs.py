@@ -131,11 +131,11 @@ def of_positions():
     for name, config in SCALED.items():
         with tempfile.TemporaryDirectory() as folder:
             tiny_config.write(config, Path(folder))
-            for proof in prove.prove(Path(folder), dict.fromkeys(("cp", "cp_ulysses"))):
-                found[f"{name}_{proof.strategy}"] = [proof.verdict, proof.reason]
+            (proof,) = prove.prove(Path(folder), {"cp": None})
+            found[f"{name}_cp"] = [proof.verdict, proof.reason]
             rows = Written([], {}, "instruction_tuning")
-            for proof in prove.prove(Path(folder), dict.fromkeys(("single", "cp")), rows):
-                found[f"{name}_packed_{proof.strategy}"] = [proof.verdict, proof.reason]
+            (proof,) = prove.prove(Path(folder), {"single": None}, rows)
+            found[f"{name}_packed_single"] = [proof.verdict, proof.reason]
     for name, (strategy, config) in OTHERS.items():
         with tempfile.TemporaryDirectory() as folder:
             tiny_config.write(config, Path(folder))
@@ -175,7 +175,7 @@ def of_pictures():
 def packed(folder, mixed, kept):
     """Rows of several documents: strategies that train them as documents alone, and a model that does not."""
     written = Written([], {}, mixed.task)
-    made = prove.prove(folder, dict.fromkeys(("single", "tp", "pp", "cp", "cp_ulysses", "cp_ring")), written)
+    made = prove.prove(folder, dict.fromkeys(("single", "cp", "cp_ring")), written)
     found = {f"packed_{proof.strategy}": [proof.verdict, proof.reason] for proof in made}
     (proof,) = of_workload.check(mixed, ["single"], kept)
     return found | {"mixed": [proof.verdict, json.loads(kept.read_text())["refused"]["single"]]}
@@ -193,7 +193,7 @@ def main():
     found |= packed(Path(sys.argv[1]), mixed, Path(sys.argv[2]).with_name("packed.json"))
     for other in map(Path, sys.argv[3:]):
         run = read_run(other)
-        proofs = of_workload.check(run, ["fsdp", "tp", "pp"], other.with_suffix(".proofs"))
+        proofs = of_workload.check(run, ["tp", "pp"], other.with_suffix(".proofs"))
         found |= {f"{run.task}_{proof.strategy}": [proof.verdict, proof.reason] for proof in proofs}
     print(json.dumps(found))
 

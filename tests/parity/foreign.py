@@ -44,7 +44,8 @@ class LowRankChain(Chain):
 
         def forward(self, h: Tensor) -> Tensor:
             h = (self.base(h) + self.up(self.down(h))) * self.keep * (1 + self.ident % 2)
-            return torch.view_as_real(torch.view_as_complex(h.unflatten(-1, (-1, 2))) * self.turn).flatten(-2)
+            pairs = torch.view_as_complex(h.to(self.turn.real.dtype).unflatten(-1, (-1, 2)))
+            return torch.view_as_real(pairs * self.turn).flatten(-2).to(h.dtype)
 
     def __init__(self, *, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -84,7 +85,14 @@ class AveragingChain(Chain):
 
 
 MODELS = foreign_models.MODELS | {
-    "low_rank_chain": Foreign(LowRankChain, "frozen", ["up", "down", "adapter"], {}),
+    "low_rank_chain": Foreign(
+        LowRankChain,
+        "frozen",
+        ["up", "down", "adapter"],
+        {},
+        short=("mp", "pp_zbv", "tp", "fsdp_offload", "zero2"),
+        long=("dp", "mp_ranks", "pp", "pp_interleaved", "hsdp", "fsdp_tp", "fsdp_pp"),
+    ),
     "averaging_chain": Foreign(AveragingChain, "buffers_in_forward", ["layers.*"], {}),
 }
 PLANS = {

@@ -12,10 +12,8 @@ from safetensors.torch import load_file
 
 from helpers.common import ROOT, save_initial
 from shardlab.errors import UserError
-from shardlab.files import sha256
 from shardlab.records import manifest, metrics
 from shardlab.records.expert_choices import count_flips
-from shardlab.records.manifest import File, Manifest
 from shardlab.train import evaluation
 from shardlab.train.perturbed import move
 
@@ -29,10 +27,8 @@ class Group:
     data: Path
     jobs: list = field(default_factory=list)
 
-    def add(self, name, run, fault="", resume=None, evaluate=None, refused=False):
-        """Add a training; with ``resume`` one that resumes; with ``evaluate`` the evaluation of another's weights;
-        with ``refused`` one that may end with a sentence.
-        """
+    def add(self, name, run, fault="", resume=None, evaluate=None):
+        """Add a training; with ``resume`` one that resumes; with ``evaluate`` the evaluation of another's weights."""
         if any(job["output"] == str(self.folder / name) for job in self.jobs):
             return
         kind = "-adapter" if run.model.adapter else ""
@@ -42,7 +38,6 @@ class Group:
         resume = resume and newest(self.folder / resume)
         evaluate = evaluate and self.folder / evaluate / "model.safetensors"
         self.jobs.append(job(run, self.data / run.workload, weights, self.folder / name, fault, resume, evaluate))
-        self.jobs[-1]["refused"] = refused
 
     def start(self, ranks):
         """Run all jobs that were added since the last start on that many ranks."""
@@ -56,23 +51,13 @@ def newest(folder):
     return manifest.place(folder, 2)
 
 
-def seal(folder):
-    """Give a checkpoint whose files were changed a manifest that fits them."""
-    found = Manifest.read(folder / manifest.NAME, "")
-    files = {name: File(bytes=(folder / name).stat().st_size, sha256=sha256(folder / name)) for name in found.files}
-    found.model_copy(update={"files": files}).write(folder / manifest.NAME)
-
-
 def job(run, data, weights, output, fault="", resume=None, evaluate=None, capture=False, like=None):
     """What worker.py takes; makes the folder ``output``. ``capture``: the first steps, ``like``: see capture.py."""
     output.mkdir()
     paths = {"data": data, "weights": weights, "output": output, "resume": resume, "evaluate": evaluate}
     runs = {"run": run.model_dump(), "like": like and like.model_dump()}
-    return (
-        runs
-        | {"fault": fault, "capture": capture, "refused": False}
-        | {name: path and str(path) for name, path in paths.items()}
-    )
+    paths = {name: path and str(path) for name, path in paths.items()}
+    return runs | {"fault": fault, "capture": capture} | paths
 
 
 def reference_captures(run, like, data, folder):

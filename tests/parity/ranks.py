@@ -13,7 +13,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -27,6 +26,7 @@ import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
 import transformers.modeling_utils  # noqa: F401  (which the first model of the library imports, in seconds)
 import worker
+from script_rank import world
 
 from shardlab.models import _transformers  # noqa: F401
 from shardlab.parallel import fsdp, model_parallel, native, pipeline, tensor, zero  # noqa: F401
@@ -62,14 +62,6 @@ def serve():
         for process in processes:
             process.start()
         print(wait(processes), flush=True)
-
-
-def world(ranks):
-    """The environment of each rank, as torchrun sets it."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    common = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-    return [common | {"MASTER_PORT": str(port), "RANK": str(n), "LOCAL_RANK": str(n)} for n in range(ranks)]
 
 
 def rank(jobs, environment, log):

@@ -9,12 +9,12 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from cases import ACCUMULATED, EXPERTS, STRATEGIES, Case, supported, with_marks
+from cases import ACCUMULATED, EXPERTS, STRATEGIES, Case, chosen, parametrized, supported
 from group import Group, Server, differences, job, outside, steps
 
 from helpers import accelerator
@@ -29,31 +29,17 @@ pytestmark = pytest.mark.timeout(2400)  # the first test waits for the trainings
 NATIVE = ["single", *(name for name in STRATEGIES if "zero" not in name)]
 EVERYWHERE = ("dp", "mp", "fsdp")
 """Strategies that are tried on every workload: what a workload computes is the same under the others."""
-ALL = [Case(strategy, "llama2", tuple(ACCUMULATED.items())) for strategy in NATIVE]
-ALL += [Case(strategy, workload) for strategy in EVERYWHERE for workload in TINY]
-ALL += [Case(strategy, "moe") for strategy in EXPERTS]
-CASES = [case for case in ALL if supported(case)]
-COVERED = ("pp_gpipe", "pp_interleaved", "tp", "tp_sp", "fsdp_size", "cp_ulysses")
-"""Strategies of the long form: pp and pp_zbv, tp_loss, fsdp and cp do on a device all that they do."""
-SHORT = [case for case in CASES if case.run().world_size < 4 and case.strategy not in COVERED]
-SHORT = [case for case in SHORT if case.workload in ("llama2", "moe") or case.strategy == "mp"]
+CASES = [Case(strategy, "llama2", tuple(ACCUMULATED.items())) for strategy in NATIVE]
+CASES += [Case(strategy, workload) for strategy in EVERYWHERE for workload in TINY]
+CASES += [Case(strategy, "moe") for strategy in EXPERTS]
+SHORT = ("fsdp", "mp", "pp_zbv")
+"""Strategies of the short form, on llama2: all else needs the long one."""
+CASES = [replace(case, long=case.strategy not in SHORT or not case.recipe) for case in CASES if supported(case)]
 HALF = {"max_steps": 2, "checkpoint_interval_steps": 1}
 
 
 def on_accelerator(run):
     return run.model_copy(update={"site": run.site.model_copy(update={"device": "cuda"})})
-
-
-def parametrized(cases):
-    return with_marks(cases, lambda case: case not in SHORT)
-
-
-def requested(items, *, long):
-    """The cases of the tests that were chosen; all of them if one is that looks at several."""
-    every = CASES if long else SHORT
-    actual = [item for item in items if "folders" in item.fixturenames and item.path == Path(__file__)]
-    chosen = [item.callspec.params["case"] for item in actual if hasattr(item, "callspec")]
-    return [case for case in every if case in chosen] if len(chosen) == len(actual) else every
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +55,7 @@ def folders(request, server, simulated, tmp_path_factory, tiny_data):
     cpu = Group(server, tmp_path_factory.mktemp("cpu"), tiny_data)
     sim = Group(simulated, tmp_path_factory.mktemp("sim"), tiny_data)
     by_ranks = defaultdict(list)
-    for case in requested(request.session.items, long=request.config.getoption("--long")):
+    for case in chosen(request):
         cpu.add(case.reference.name, case.reference.run())
         by_ranks[case.run().world_size].append(case)
     cpu.start(1)
@@ -85,8 +71,35 @@ def test_equals_a_cpu(folders, case, tiny_data):
     cpu, sim = folders
     found = differences(sim / case.name, cpu / case.reference.name, case.reference.run(), tiny_data / case.workload)
     assert outside(found, native=True) == {}
+    # The peak of each rank's own device, without what counting took, is near to what its tensors came to.
+    report = json.loads((sim / case.name / "train.json").read_text())
+    assert report["devices"] == ["simulated accelerator 0"]
+    assert report["peak_memory_kind"] == "CUDA allocated"
+    assert len(report["peak_memory_bytes"]) == case.run().world_size
+    assert all(peak > 0 for peak in report["peak_memory_bytes"])
+    assert all(counted["peak"] > 0 for counted in report["tensor_bytes"])
+    # Of mlp's 38 values the second device has copies that are more than what the first one keeps.
+    if case.strategy in ("dp", "mp") and case.workload != "mlp":
+        check_plan(case, report, tiny_data)
 
 
+def check_plan(case, report, tiny_data):
+    """A plan is of the fullest device of a process. Replicas run in threads, whose activations are not counted; the
+    allocator's peak has them, of a larger batch.
+    """
+    (plan,) = simulate([(on_accelerator(case.run()), tiny_data / case.workload)])
+    (planned,), (measured,), (allocated,) = plan["tensor_bytes"], report["tensor_bytes"], report["peak_memory_bytes"]
+    for kind in ("weights", "optimizer"):
+        assert planned["largest"][kind] == pytest.approx(measured["largest"][kind], abs=64)
+    most = allocated if case.strategy == "dp" else measured["peak"]
+    # Whether a thread has loaded the next step's batch when the step is counted depends on the machine.
+    task = tasks.task_for(case.run(), tiny_data / case.workload, torch.device("cpu"))
+    batch = task.micro_batch("train", np.arange(case.run().recipe.global_batch_size)).batch
+    loaded = sum(value.nbytes for value in batch.values())
+    assert 0.97 * (measured["peak"] - loaded) < planned["peak"] < 1.03 * most
+
+
+@pytest.mark.long
 def test_a_training_that_goes_on_under_another_strategy_equals_a_cpu(server, simulated, tmp_path_factory, tiny_data):
     cpu = Group(server, tmp_path_factory.mktemp("cpu"), tiny_data)
     sim = Group(simulated, tmp_path_factory.mktemp("sim"), tiny_data)
@@ -101,35 +114,7 @@ def test_a_training_that_goes_on_under_another_strategy_equals_a_cpu(server, sim
         assert actual["grad_norm"] == pytest.approx(reference_value["grad_norm"], rel=1e-10)
 
 
-@parametrized(CASES)
-def test_the_report_is_of_the_devices(folders, case):
-    """The peak of each rank's own device, without what counting took, is near to what its tensors came to."""
-    report = json.loads((folders[1] / case.name / "train.json").read_text())
-    assert report["devices"] == ["simulated accelerator 0"]
-    assert report["peak_memory_kind"] == "CUDA allocated"
-    assert len(report["peak_memory_bytes"]) == case.run().world_size
-    for peak, counted in zip(report["peak_memory_bytes"], report["tensor_bytes"], strict=True):
-        assert peak > 0
-        assert counted["peak"] > 0
-
-
-# Of mlp's 38 values the second device has copies that are more than what the first one keeps.
-@parametrized([case for case in CASES if case.strategy in ("dp", "mp") and case.workload != "mlp"])
-def test_a_plan_is_of_the_fullest_device_of_a_process(folders, case, tiny_data):
-    """Replicas run in threads, whose activations are not counted; the allocator's peak has them, of a larger batch."""
-    (plan,) = simulate([(on_accelerator(case.run()), tiny_data / case.workload)])
-    report = json.loads((folders[1] / case.name / "train.json").read_text())
-    (planned,), (measured,), (allocated,) = plan["tensor_bytes"], report["tensor_bytes"], report["peak_memory_bytes"]
-    for kind in ("weights", "optimizer"):
-        assert planned["largest"][kind] == pytest.approx(measured["largest"][kind], abs=64)
-    most = allocated if case.strategy == "dp" else measured["peak"]
-    # Whether a thread has loaded the next step's batch when the step is counted depends on the machine.
-    task = tasks.task_for(case.run(), tiny_data / case.workload, torch.device("cpu"))
-    batch = task.micro_batch("train", np.arange(case.run().recipe.global_batch_size)).batch
-    loaded = sum(value.nbytes for value in batch.values())
-    assert 0.97 * (measured["peak"] - loaded) < planned["peak"] < 1.03 * most
-
-
+@pytest.mark.long
 def test_a_capture_needs_no_more_memory_of_a_device_than_a_training(simulated, tmp_path, tiny_data):
     """Outputs of modules wait in the host's memory; whole tensors pass through a device one at a time."""
     run, weights = on_accelerator(tiny_run("llama2", "fsdp", dtype="float64")), tmp_path / "initial.safetensors"

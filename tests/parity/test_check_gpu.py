@@ -38,20 +38,15 @@ def markdown(text):
     return above, pd.DataFrame(cells[2:], columns=cells[0])
 
 
-SEVERAL = ["dp", "fsdp", "zero2"]
-
-
-def test_each_strategy_that_fits_two_ranks_is_in_the_table(request, tmp_path):
-    """Those that drive two devices from one process run together with those of two ranks. The short form has three."""
-    expected = {"dp", "ddp", "fsdp", "fsdp_offload", "fsdp_size", "mp", "mp_ranks", "pp", "zero1", "zero2", "zero3"}
+@pytest.mark.long
+def test_each_strategy_that_fits_two_ranks_is_in_the_table(tmp_path):
+    """Those that drive two devices from one process run together with those of two ranks."""
     words = ["--device", "cpu", "--ranks", 2, "--only", "equal", "--workloads", "mlp", "--output", tmp_path]
-    if not request.config.getoption("--long"):
-        words += ["--strategies", *SEVERAL]
-        expected = {*SEVERAL}
     done = run(*words)
     assert done.returncode == 0, done.stderr[-3000:]
     above, table = markdown(done.stdout)
     assert ", 1 x cpu, PyTorch " in above
+    expected = {"dp", "ddp", "fsdp", "fsdp_offload", "fsdp_size", "mp", "mp_ranks", "pp", "zero1", "zero2", "zero3"}
     assert {*table.strategy} >= expected
     assert {*table.devices} == {"2"}
     assert {*table[table.strategy.isin(["dp", "mp"])].ranks} == {"1"}

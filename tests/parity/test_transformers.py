@@ -7,11 +7,10 @@ file), GPT-2 (output tied to the embedding), ViT (pretrained for another number 
 import json
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
-from cases import SPREAD_ONLY, with_marks
+from cases import SPREAD_ONLY, chosen, parametrized
 from group import Group, bytes_by_theory, differences, outside, steps, without_exchanges
 from safetensors.torch import load_file
 from transformers import ApertusConfig, Qwen3Config
@@ -34,19 +33,14 @@ BASES = {"t5": "xsum", "llama": "llama2", "gpt2": "llama2", "vit": "vit"}
 """Model: the workload whose task, data and recipe it takes."""
 PARTLY_FLOAT32 = ("gemma", "mixtral")
 """Models that compute norms and routers in float32 in the library; the second one calls its experts in groups there."""
-SPLIT = ("llama", "qwen3", "phi3", "mixtral")
-"""Models that are split by the library's plan: heads, norms per head and ties, gathered products, experts."""
 PLANNED = ("bloom", "gpt_oss", "gptj", "hunyuan", "lfm2", "mpt", "opt", "stablelm")
 """Models whose plan is ours (models/_tensor_plans.py)."""
-COPIED = [("gemma3", s) for s in ("tp", "tp_sp", "tp_loss", "fsdp_tp")]
-COPIED += [(m, s) for m in ("llama", "qwen3") for s in ("fsdp_tp@tp=4", "fsdp_tp_sp@tp=4")]
-"""Models of fewer key and value heads than tensor-parallel ranks: 1 on 2 ranks, 2 on 4."""
 WRITTEN = {
     "apertus_whole": ApertusConfig.base_model_tp_plan | {"layers.*.mlp.act_fn": "replicated_with_grad_allreduce"}
 }
 """Model: the plan in its workload's file, of the layers. The library's plan of Apertus lacks its activation."""
 WORKLOADS = BASES | dict.fromkeys(
-    (*PARTLY_FLOAT32, *SPLIT, *PLANNED, "gemma2", "apertus", *WRITTEN, "gemma3", "granite"), "llama2"
+    (*PARTLY_FLOAT32, *PLANNED, "qwen3", "phi3", "gemma2", "apertus", *WRITTEN, "gemma3", "granite"), "llama2"
 )
 WORKLOADS |= {"gpt2_packed": "instruct"}
 PAIRS = {"rows": 300, "sequence_length": 64, "document_tokens": 32, "prompt": "{instruction}:"}
@@ -67,8 +61,7 @@ RESUMED = [
 ]
 """Strategy that stops, strategy that resumes, model: with experts, norms per head, an embedding of two stages."""
 RESUMED_SHORT = (("tp", "fsdp_tp", "mixtral"), ("fsdp", "pp_zbv", "gpt2"))
-
-MEASURED = ("fsdp-gpt2_packed", "pp_zbv-llama", "fsdp_pp-gpt2", "tp-gemma3", "tp_loss-qwen3")
+MEASURED = ("fsdp-gpt2_packed", "pp_zbv-llama", "tp-gemma3")
 """Cases whose memory is compared with their plan."""
 
 
@@ -78,6 +71,8 @@ class Case:
     model: str
     hard: bool = False
     adapted: bool = False
+    long: bool = False
+    """Only in the long form."""
 
     @property
     def native(self):
@@ -111,67 +106,62 @@ class Case:
         return {key: value for key, value in self.recipe.items() if key not in SPREAD_ONLY}
 
 
-CASES = [Case(s, m) for s in ("dp", "ddp", "fsdp", "hsdp", "zero1", "zero3") for m in BASES]
-CASES += [Case("fsdp_size", "gpt2")]  # its units are the tied embedding, the output, the layers' modules
-BY_PLANS = [Case(s, m) for s in ("tp", "fsdp_tp") for m in SPLIT]
-BY_PLANS += [Case(s, m) for s in ("tp_sp", "tp_loss", "fsdp_tp_sp") for m in ("llama", "qwen3")]
-BY_PLANS += [Case(s, "mixtral") for s in ("ep", "fsdp_ep", "fsdp_tp_ep")]
-BY_PLANS += [Case(s, m) for m, s in COPIED]
-BY_PLANS += [Case(case.strategy, case.model, hard=True) for case in BY_PLANS]
-BY_PLANS += [Case("fsdp_tp", m, hard=True) for m in ("gpt2", "mpt", "vit", "t5")]
-BY_PLANS += [Case("tp_loss", m) for m in ("gpt2", "bloom", "mpt", "gptj", "stablelm")]
-BY_PLANS += [Case("tp", m) for m in ("gpt2", "vit", "t5", *PLANNED, *WRITTEN)]
-BY_PLANS += [Case("tp_sp", "vit")]
-SHORT = ("tp-qwen3", "fsdp_tp-mixtral", "tp_loss-qwen3", "tp-opt", "tp-gemma3", "tp_loss-gpt2", "tp-vit")
-CASES += [Case(s, m) for s in ("cp", "cp_ulysses") for m in ("llama", "gpt_oss")]
-CASES += [Case("cp_ring", "granite")]
-CASES += [Case(s, m, hard=True) for s in ("cp", "cp_ulysses", "fsdp_cp") for m in ("llama", "gpt_oss", "gemma2")]
-CASES += [Case("cp_ring", m, hard=True) for m in ("llama", "qwen3", "gemma", "mixtral")]
-ADAPTED = [Case(s, "llama", adapted=True) for s in ("ddp", "fsdp_tp", "pp", "cp", "fsdp_tp@tp=4", "zero3")]
-ADAPTED += [Case("tp_sp", "qwen3", adapted=True), Case("tp_loss", "qwen3", adapted=True)]
-ADAPTED += [Case("tp", m, adapted=True) for m in ("phi3", "gemma3", "stablelm")]
-ADAPTED += [Case(s, "mixtral", adapted=True) for s in ("fsdp_tp_ep", "ep", "tp")]
-CASES += ADAPTED
-CASES += [Case(s, "gpt2_packed", hard=h) for h in (False, True) for s in ("fsdp", "pp", "tp", "cp", "cp_ring")]
+def rows(model, short, long="", **more):
+    """The cases of a model, by the names of strategies of the short form, and more of the long one."""
+    found = [Case(strategy, model, **more) for strategy in short.split()]
+    return found + [Case(strategy, model, long=True, **more) for strategy in long.split()]
+
+
+REPLICAS, PIPELINES = "dp ddp fsdp hsdp zero1 zero3", "mp mp_ranks pp_gpipe pp pp_interleaved pp_replicated fsdp_pp"
+# Of fewer key and value heads than tensor-parallel ranks: 2 on 4 ranks.
+FOUR_HEADS = "fsdp_tp@tp=4 fsdp_tp_sp@tp=4"
+PLAIN = [
+    *rows("t5", "ddp fsdp", "dp hsdp zero1 zero3 tp"),
+    *rows("vit", "tp pp", f"{REPLICAS} tp_sp mp mp_ranks pp_gpipe pp_interleaved pp_zbv pp_replicated fsdp_pp"),
+    # The units of fsdp_size are the tied embedding, the output, the layers' modules.
+    *rows(
+        "gpt2", "fsdp fsdp_size tp_loss mp fsdp_pp", "dp ddp hsdp zero1 zero3 tp mp_ranks pp_gpipe pp pp_interleaved"
+    ),
+    *rows("gpt2", "", "pp_zbv pp_replicated"),
+    *rows("llama", "fsdp pp_zbv", f"dp ddp hsdp zero1 zero3 {PIPELINES} cp cp_ulysses {FOUR_HEADS}"),
+    *rows("llama", "", "tp fsdp_tp tp_sp tp_loss fsdp_tp_sp"),
+    *rows("qwen3", "tp tp_loss", f"fsdp_tp tp_sp fsdp_tp_sp {FOUR_HEADS}"),
+    *rows("phi3", "", "tp fsdp_tp"),
+    *rows("mixtral", "fsdp_tp pp", "ddp tp ep fsdp_ep fsdp_tp_ep"),
+    *rows("gemma3", "tp", "tp_sp tp_loss fsdp_tp"),  # one head of keys and values on two ranks
+    *rows("gemma", "", "ddp pp"),
+    *rows("gpt_oss", "cp_ulysses", "cp tp"),
+    *rows("granite", "cp_ring"),
+    *rows("gpt2_packed", "fsdp cp", "pp tp cp_ring"),
+    *rows("opt", "tp"),
+    *(case for name in ("bloom", "gptj", "mpt", "stablelm") for case in rows(name, "", "tp tp_loss")),
+    *(case for name in ("hunyuan", "lfm2", *WRITTEN) for case in rows(name, "", "tp")),
+]
+SPLIT = "tp fsdp_tp tp_sp tp_loss fsdp_tp_sp"
+ACCUMULATED = [
+    *rows("t5", "", "ddp fsdp fsdp_offload zero2 zero3 fsdp_tp", hard=True),
+    *rows(
+        "llama", "", f"ddp fsdp fsdp_offload zero2 zero3 mp pp fsdp_pp cp cp_ulysses fsdp_cp cp_ring {SPLIT}", hard=True
+    ),
+    *rows("gpt2", "", "mp pp fsdp_pp fsdp_tp pp_zbv fsdp_tp_pp", hard=True),
+    *rows("qwen3", "", f"{SPLIT} {FOUR_HEADS} cp_ring", hard=True),
+    *rows("phi3", "", "tp fsdp_tp", hard=True),
+    *rows("mixtral", "", "fsdp pp tp fsdp_tp ep fsdp_ep fsdp_tp_ep fsdp_ep_cp pp_ep cp_ring", hard=True),
+    *rows("gemma3", "", "tp tp_sp tp_loss fsdp_tp", hard=True),
+    *rows("gemma", "", "fsdp pp cp_ring", hard=True),
+    *(case for name in ("gpt_oss", "gemma2") for case in rows(name, "", "cp cp_ulysses fsdp_cp", hard=True)),
+    *(case for name in ("mpt", "vit") for case in rows(name, "", "fsdp_tp", hard=True)),
+    *rows("gpt2_packed", "", "fsdp pp tp cp cp_ring", hard=True),
+]
+ADAPTED = [
+    *rows("llama", "", "ddp fsdp_tp pp cp fsdp_tp@tp=4 zero3", adapted=True),
+    *rows("qwen3", "tp_sp", "tp_loss", adapted=True),
+    *(case for name in ("phi3", "stablelm") for case in rows(name, "", "tp", adapted=True)),
+    *rows("gemma3", "tp", adapted=True),
+    *rows("mixtral", "ep", "fsdp_tp_ep tp", adapted=True),
+]
+CASES = [*PLAIN, *ACCUMULATED, *ADAPTED]
 PARTIAL = Case("tp", "apertus")
-PIPELINES = ("mp", "mp_ranks", "pp_gpipe", "pp", "pp_interleaved", "pp_zbv", "pp_replicated", "fsdp_pp")
-CASES += [*BY_PLANS, *(Case(s, m) for s in PIPELINES for m in ("llama", "gpt2", "vit"))]
-LONG = [Case(s, m) for s in ("dp", "hsdp", "zero1") for m in BASES]
-CASES += [Case(s, m) for s in ("ddp", "pp") for m in PARTLY_FLOAT32]
-LONG += [Case(s, "llama") for s in PIPELINES if s not in ("mp", "pp_zbv")]
-LONG += [Case(s, "vit") for s in PIPELINES if s != "pp"]
-LONG += [Case(s, "gpt2") for s in ("mp_ranks", "pp_gpipe", "pp_interleaved", "pp_replicated")]
-CASES += [Case(s, m, hard=True) for s in ("ddp", "fsdp", "fsdp_offload", "zero2", "zero3") for m in ("t5", "llama")]
-CASES += [Case(s, m, hard=True) for s in ("mp", "pp", "fsdp_pp") for m in ("llama", "gpt2")]
-CASES += [Case(s, m, hard=True) for s in ("fsdp", "pp") for m in PARTLY_FLOAT32]
-EVERYWHERE = ("llama", "qwen3", "phi3", "gpt2", "opt", "gemma", "gemma2", "stablelm", "mixtral", "gpt_oss")
-"""Models that train under every strategy that docs/evidence.md says they take."""
-
-
-def takes(model, strategy):
-    """True if the page says so of each axis of a strategy."""
-    settings, signs = load.strategy(strategy), transformers_models.on_the_page()[model]
-    columns = {
-        "pp": "pp",
-        "tp": "tp_sp" if settings.sequence_parallel else "tp",
-        "cp": {"gather": "cp", "ulysses": "cp_ulysses", "ring": "cp_ring"}[settings.context],
-        "ep": "ep",
-    }
-    return all(signs[columns[axis]] == "=" for axis in settings.degrees if axis in columns)
-
-
-OWN = [name for name in load.own_strategies() if name != "single" and load.strategy(name).engine == "torch"]
-EVERY = [Case(s, m, hard=True) for m in EVERYWHERE for s in OWN if takes(m, s)]
-CASES += [case for case in EVERY if case not in CASES]
-LONG += [Case("ddp", m) for m in ("llama", "gpt2", "vit", *PARTLY_FLOAT32)]
-LONG += [Case("zero3", m) for m in ("t5", "llama", "vit")]
-LONG += [Case(s, "llama") for s in ("mp", "cp", "cp_ulysses")] + [Case("pp", "gemma"), Case("fsdp", "vit")]
-LONG += [Case("pp_zbv", "gpt2"), Case("cp", "gpt_oss")]  # the first one resumes, and cp has gpt2_packed
-LONG += [case for case in CASES if case.hard]
-LONG += [c for c in ADAPTED if c.name not in ("tp_sp-qwen3-adapted", "tp-gemma3-adapted", "ep-mixtral-adapted")]
-LONG += [case for case in CASES if case.model == "gpt2_packed" and case.strategy not in ("fsdp", "cp")]
-LONG += [case for case in BY_PLANS if case.name not in SHORT]
-"""Cases of the long form."""
 
 
 @pytest.fixture(scope="module")
@@ -216,9 +206,10 @@ def resolved(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(request, server, resolved, tmp_path_factory):
-    """Folder with the results of every case, and of the trainings on one device."""
+    """Folder with the results of every case, of the pairs that resume, and of the trainings on one device."""
     data = tmp_path_factory.mktemp("data")
-    cases, pairs = requested(request.session.items)
+    found = chosen(request)
+    cases, pairs = ([each for each in found if isinstance(each, kind)] for kind in (Case, tuple))
     for name in {case.model for case in cases} | {model for _, _, model in pairs}:
         settings = resolved("single", name).data
         store.write(data / name, settings, *encode(settings, data_sets.read(settings, data)))
@@ -229,20 +220,16 @@ def folder(request, server, resolved, tmp_path_factory):
         group.add(case.single, resolved("single", case.model, dtype=case.dtype, **case.recipe_of_single))
     group.start(1)
     runs = {case.name: resolved(case.strategy, case.model, dtype=case.dtype, **case.recipe) for case in cases}
-    for ranks in (2, 4):  # in ranks of their own: the memory is measured, and DeepSpeed leaves some in its process
-        for name, run in runs.items():
-            if name in MEASURED and run.world_size == ranks:
-                group.add(name, run)
-        group.start(ranks)
-    for ranks in (1, 2, 4, 8):
-        for name, run in runs.items():
-            if name not in MEASURED and run.world_size == ranks:
-                group.add(name, run)
-        for before, after, model in pairs:
-            run = resolved(before, model, dtype="float64", **HALF)
-            if run.world_size == ranks:
-                group.add(f"{before}-{after}-{model}-half", run)
-        group.start(ranks)
+    for measured in (True, False):  # in ranks of their own: DeepSpeed leaves some memory in its process
+        for ranks in (1, 2, 4, 8):
+            for name, run in runs.items():
+                if run.world_size == ranks and (name in MEASURED) == measured:
+                    group.add(name, run)
+            for before, after, model in pairs:
+                run = resolved(before, model, dtype="float64", **HALF)
+                if run.world_size == ranks and not measured:
+                    group.add(f"{before}-{after}-{model}-half", run)
+            group.start(ranks)
     for ranks in (1, 2, 4):
         for before, after, model in pairs:
             run = resolved(after, model, dtype="float64")
@@ -252,58 +239,24 @@ def folder(request, server, resolved, tmp_path_factory):
     return group
 
 
-def requested(items):
-    """The cases of the tests that will run, and of those that read what a case trained; the pairs that resume."""
-    items = [item for item in items if item.path == Path(__file__) and not item.get_closest_marker("skip")]
-    of_tests = [item.callspec.params for item in items if hasattr(item, "callspec")]
-    names = {params.get("name") for params in of_tests}
-    cases = {params.get("case") for params in of_tests}
-    pairs = [pair for pair in RESUMED if pair in {params.get("pair") for params in of_tests}]
-    named = {f"fsdp-{name}" for name in names} | names
-    return [case for case in (*CASES, PARTIAL) if case in cases or case.name in named], pairs
-
-
-@with_marks(CASES, lambda case: case in LONG)
-def test_equals_one_device(folder, resolved, case, record_property):
+@parametrized(CASES)
+def test_equals_one_device(folder, resolved, case, tmp_path):
     run = resolved("single", case.model, dtype=case.dtype, **case.recipe_of_single)
     found = differences(folder.folder / case.name, folder.folder / case.single, run, folder.data / case.model)
-    record_property("differences", found)
     assert outside(found, native=case.native) == {}
     report = json.loads((folder.folder / case.name / "train.json").read_text())
     if case.native and not case.recipe and (expected := bytes_by_theory(folder.folder / case.name)):
         assert report["bytes_per_step"] == pytest.approx(expected, rel=1e-9)
+    if case.name in MEASURED:
+        check_plan(folder, resolved(case.strategy, case.model, dtype="float64"), report)
+    if case.name == "ep-mixtral":
+        check_plan_of_experts(folder, resolved("ep", "mixtral", dtype="float64"), report)
+    if case.name in ("fsdp-t5", "fsdp-llama", "fsdp-gpt2", "tp-vit"):
+        check_library_reads(case.model, run.model.folder, folder.folder / case.name / "model.safetensors", tmp_path)
 
 
-@pytest.mark.parametrize("case", [PARTIAL], ids=["apertus"])
-def test_a_plan_that_lacks_a_sum_of_gradients_makes_a_difference(folder, resolved, case):
-    """The library's plan of Apertus: alpha_p and alpha_n of its activation have the gradient of each rank's part."""
-    gradients, expected = (
-        load_file(folder.folder / name / "gradients.safetensors") for name in (case.name, case.single)
-    )
-    wrong = {name for name, value in expected.items() if not torch.allclose(gradients[name], value, rtol=1e-9)}
-    assert wrong == {f"model.layers.{n}.mlp.act_fn.alpha_{sign}" for n in (0, 1) for sign in "np"}
-
-
-@pytest.mark.parametrize(
-    "pair",
-    [pytest.param(pair, marks=[pytest.mark.long] * (pair not in RESUMED_SHORT), id="-".join(pair)) for pair in RESUMED],
-)
-def test_resumes_under_another_strategy(folder, resolved, pair):
-    before, after, model = pair
-    actual, single = folder.folder / f"{before}-{after}-{model}", folder.folder / f"single-{model}-float64"
-    for mine, reference in zip(steps(actual), steps(single)[HALF["max_steps"] :], strict=True):
-        assert [mine[key] for key in ("loss", "grad_norm")] == pytest.approx(
-            [reference[key] for key in ("loss", "grad_norm")], rel=1e-10
-        )
-    weights, expected = (load_file(path / "model.safetensors") for path in (actual, single))
-    assert weights.keys() == expected.keys()
-    assert all(torch.allclose(weights[name], expected[name], rtol=1e-9, atol=1e-12) for name in expected)
-
-
-@pytest.mark.parametrize("name", MEASURED)
-def test_a_plan_says_what_is_held_and_sent(folder, resolved, name):
-    run = resolved(*name.split("-"), dtype="float64")
-    report = json.loads((folder.folder / name / "train.json").read_text())
+def check_plan(folder, run, report):
+    """A plan says what is held and sent."""
     (plan,) = simulate([(run, folder.data / run.workload)])
     assert not isinstance(plan, str), plan
     ranks_of_tp = run.mesh.root.get("tp", 1)
@@ -317,12 +270,9 @@ def test_a_plan_says_what_is_held_and_sent(folder, resolved, name):
         assert held / 1.01 < measured["activations"] < 1.01 * held + late
 
 
-@pytest.mark.parametrize("name", ["ep-mixtral"])
-def test_a_plan_spreads_tokens_over_the_experts_of_the_library(folder, resolved, name):
-    run = resolved(*name.split("-"), dtype="float64")
-    report = json.loads((folder.folder / name / "train.json").read_text())
+def check_plan_of_experts(folder, run, report):
+    """A plan spreads tokens over the experts of the library."""
     (plan,) = simulate([(run, folder.data / run.workload)])
-    assert not isinstance(plan, str), plan
     planned, measured = (without_exchanges(each["traffic"]) for each in (plan, report))
     assert planned[0] == pytest.approx(measured[0], rel=1e-9)
     assert planned[1] == pytest.approx(measured[1], rel=0.2)
@@ -340,6 +290,42 @@ def test_a_plan_spreads_tokens_over_the_experts_of_the_library(folder, resolved,
     assert plan["flops_per_step"] == report["flops_per_step"] == expected
 
 
+def check_library_reads(name, given, trained, place):
+    """The library reads what was trained."""
+    shutil.copy(trained, place)
+    shutil.copy(f"{given}/config.json", place)
+    changes = {"num_labels": 10} if name == "vit" else {}
+    read = models.state(transformers_models.CLASSES[name].from_pretrained(place, dtype=torch.float64, **changes))
+    expected = load_file(trained)
+    assert read.keys() == expected.keys()
+    assert all(read[key].equal(expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("case", [PARTIAL], ids=["apertus"])
+def test_a_plan_that_lacks_a_sum_of_gradients_makes_a_difference(folder, resolved, case):
+    """The library's plan of Apertus: alpha_p and alpha_n of its activation have the gradient of each rank's part."""
+    gradients, expected = (
+        load_file(folder.folder / name / "gradients.safetensors") for name in (case.name, case.single)
+    )
+    wrong = {name for name, value in expected.items() if not torch.allclose(gradients[name], value, rtol=1e-9)}
+    assert wrong == {f"model.layers.{n}.mlp.act_fn.alpha_{sign}" for n in (0, 1) for sign in "np"}
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [pytest.param(pair, marks=[pytest.mark.long] * (pair not in RESUMED_SHORT), id="-".join(pair)) for pair in RESUMED],
+)
+def test_resumes_under_another_strategy(folder, pair):
+    before, after, model = pair
+    actual, single = folder.folder / f"{before}-{after}-{model}", folder.folder / f"single-{model}-float64"
+    for mine, reference in zip(steps(actual), steps(single)[HALF["max_steps"] :], strict=True):
+        for key in ("loss", "grad_norm"):
+            assert mine[key] == pytest.approx(reference[key], rel=1e-10)
+    weights, expected = (load_file(path / "model.safetensors") for path in (actual, single))
+    assert weights.keys() == expected.keys()
+    assert all(torch.allclose(weights[name], expected[name], rtol=1e-9, atol=1e-12) for name in expected)
+
+
 @pytest.mark.parametrize("layers", [2, 8])
 def test_another_number_of_layers_has_their_kinds(layers, tmp_path):
     kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
@@ -348,20 +334,6 @@ def test_another_number_of_layers_has_their_kinds(layers, tmp_path):
     assert not unknown
     assert config.layer_types == (kinds * 2)[:layers]
     config.save_pretrained(tmp_path / "saved")
-
-
-@pytest.mark.parametrize("name", BASES)
-def test_the_library_reads_what_was_trained(folder, resolved, name, tmp_path):
-    run = resolved("single", name)
-    trained = folder.folder / f"fsdp-{name}" / "model.safetensors"
-    shutil.copy(trained, tmp_path)
-    shutil.copy(f"{run.model.folder}/config.json", tmp_path)
-    library = transformers_models.CLASSES[name]
-    changes = {"num_labels": 10} if name == "vit" else {}
-    read = models.state(library.from_pretrained(tmp_path, dtype=torch.float64, **changes))
-    expected = load_file(trained)
-    assert read.keys() == expected.keys()
-    assert all(read[key].equal(expected[key]) for key in expected)
 
 
 def test_the_initial_weights_are_the_folders_but_for_a_head_of_another_size(resolved, capsys):
@@ -410,10 +382,9 @@ def test_what_does_not_fit_is_said(resolved, tmp_path):
         build(folder=str(tmp_path))
     with pytest.raises(UserError, match="regression has no transformers models"):
         build_model(run.model_copy(update={"task": "regression"}))
-    with pytest.raises(UserError, match=r"\./nowhere/config\.json does not exist"):
-        pretrained.settings(run.model.model_copy(update={"name": "hf:./nowhere"}), "w.yaml")
-    with pytest.raises(UserError, match="is not hf:owner/name"):
-        pretrained.settings(run.model.model_copy(update={"name": "hf:gpt2"}), "w.yaml")
+    for name, words in (("hf:./nowhere", r"\./nowhere/config\.json does not exist"), ("hf:gpt2", "not hf:owner/name")):
+        with pytest.raises(UserError, match=words):
+            pretrained.settings(run.model.model_copy(update={"name": name}), "w.yaml")
     with pytest.raises(UserError, match=r"tokenizer\.json is missing"):
         encode(run.data.model_copy(update={"tokenizer": str(tmp_path)}), {"train": [("a",)]})
 

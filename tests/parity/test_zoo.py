@@ -8,8 +8,8 @@ import pytest
 import zoo
 
 from helpers.common import ROOT
-from helpers.transformers_models import on_the_page
 
+pytestmark = pytest.mark.long  # what is special of them under one axis each: test_transformers.py
 KINDS = {
     "llama": "rotary positions, nothing else",
     "qwen3": "norms of each head",
@@ -34,26 +34,29 @@ KINDS = {
 }
 """Type: what is its own."""
 STRATEGIES = ("fsdp_tp", "pp", "cp", "fsdp_ep")
-"""The first one is that of the short form."""
 
 
 @pytest.fixture(scope="module")
-def strategies(request):
-    return STRATEGIES if request.config.getoption("--long") else STRATEGIES[:1]
-
-
-@pytest.fixture(scope="module")
-def found(strategies, tmp_path_factory):
+def found(tmp_path_factory):
     """{type: {strategy: proof}}, of a process of its own: it forks the ranks."""
     path = tmp_path_factory.mktemp("zoo") / "zoo.jsonl"
     words = [sys.executable, str(ROOT / "benchmarks/zoo.py"), *KINDS, "--at-once=1", "--output", str(path)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*words, "--strategies", *strategies], env=environment, capture_output=True, check=True)
+    subprocess.run([*words, "--strategies", *STRATEGIES], env=environment, capture_output=True, check=True)
     return zoo.read(path)
 
 
+def on_the_page():
+    """{type: {strategy: sign}} of docs/models.md."""
+    lines = (ROOT / "docs/models.md").read_text().splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    title = next(row for row in cells if row[0] == "type")
+    names = [name.strip("`") for name in title[1:]]
+    return {row[0]: dict(zip(names, row[1:], strict=True)) for row in cells if len(row) == len(title)}
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_type_is_what_the_page_says(found, strategies, kind):
+def test_a_type_is_what_the_page_says(found, kind):
     signs = {name: zoo.SIGNS[proof.verdict] for name, proof in found[kind].items()}
     page = on_the_page()[kind]
-    assert signs == {name: page[name] for name in strategies}, found[kind]
+    assert signs == {name: page[name] for name in STRATEGIES}, found[kind]

@@ -28,7 +28,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardlab import parallel
-from shardlab.errors import UserError
 from shardlab.measure import flops
 from shardlab.models.weights import on_disk
 from shardlab.parallel import ddp, tensor
@@ -37,9 +36,6 @@ from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Run
 from shardlab.train import evaluation, loop
 from shardlab.train.capture import capture
-
-REFUSAL = "refusal.txt"
-"""The sentence of a case that is expected to be refused, on each of its ranks."""
 
 
 def main(cases):
@@ -81,10 +77,6 @@ def main(cases):
                 files = Path(case["data"]), Path(case["weights"]), output
                 options = loop.TrainOptions(resume=resume, on_gradients=observe)
                 loop.train(run, *files, {}, options)
-        except UserError as error:
-            if not case["refused"]:
-                raise
-            (output / REFUSAL).write_text(str(error))
         finally:
             parallel.build = build
     distributed.finish()
