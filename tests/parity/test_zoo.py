@@ -1,6 +1,7 @@
 """Types of transformers models, each with something of its own, under every axis: as docs/evidence.md says."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 import zoo
 
 from helpers.common import ROOT
+from shardlab.docs_generator import markers
 
 pytestmark = pytest.mark.long  # what is special of them under one axis each: test_transformers.py
 KINDS = {
@@ -47,12 +49,14 @@ def found(tmp_path_factory):
 
 
 def on_the_page():
-    """{type: {strategy: sign}} of docs/models.md."""
-    lines = (ROOT / "docs/models.md").read_text().splitlines()
-    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
-    title = next(row for row in cells if row[0] == "type")
-    names = [name.strip("`") for name in title[1:]]
-    return {row[0]: dict(zip(names, row[1:], strict=True)) for row in cells if len(row) == len(title)}
+    """{type: {strategy: sign}} of docs/evidence.md."""
+    about, rows = markers.between(ROOT / "docs/evidence.md", "models").split("\n\n")[:2]
+    names, found = re.findall(r"`(\w+)`", about), {}
+    for row in rows.splitlines()[2:]:
+        kinds, *outcomes = row.strip("|").split(" | ")
+        signs = {name: sign for cell, sign in zip(outcomes, "·≠!", strict=True) for name in re.findall(r"\w+", cell)}
+        found |= dict.fromkeys(kinds.split(), dict.fromkeys(names, "=") | signs)
+    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
