@@ -515,8 +515,8 @@ class Dump:
         return {name: _whole(value).to("cpu", copy=True).contiguous() for name, value in own.items()}
 
     def _compare_ranks(self, names: dict[Tensor, str], is_clipped: bool) -> bool:
-        """Keep this rank's gradients where ranks have others, as before clipping; return whether ranks clipped their own,
-        and have the same ones now. A collective.
+        """Keep this rank's gradients where ranks have others, as before clipping; return whether ranks clipped their
+        own, and have the same ones now. A collective.
         """
         values = self._local(names), self.local if is_clipped else {}
         ranks = _gathered([{name: float(value.double().norm()) for name, value in each.items()} for each in values])
