@@ -130,6 +130,8 @@ class Dump:
         """Number of backward passes so far, and the gradients before clipping."""
         self.local: dict[str, Tensor] = {}
         """This rank's own gradients before clipping."""
+        self.unreduced: dict[str, Tensor] = {}
+        """This rank's own gradients, where ranks have others."""
         self.files: dict[str, dict[str, Tensor]] = {}
         self.seen: dict[str, Tensor] = {}
         """Plain weights of the step's first forward pass: a loop may change them before the optimizer's step."""
@@ -304,8 +306,7 @@ class Dump:
                     value.equal(self.before[1][name]) for name, value in found.items()
                 ):
                     del kinds["clipped"]  # only the norm was wanted
-            is_reduced, unreduced = self._unreduced(names, "clipped" in kinds)
-            if is_reduced:
+            if self._compare_ranks(names, "clipped" in kinds):
                 kinds = {"gradients": found}
             # What another optimizer has, is its own when it steps; what none has, stays as it is here.
             written = self.files.get("gradients", {})
@@ -319,8 +320,7 @@ class Dump:
             }
             self._refuse_parts(own)
             self._note_settings(optimizer, names)
-            weights = {name: self.seen.get(name, _whole(each)) for each, name in names.items()}
-            self._write_before(kinds, weights, names, unreduced)
+            self._write_before(kinds, {name: self.seen.get(name, _whole(each)) for each, name in names.items()}, names)
         self.stepped.append(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, keywords: Any) -> None:
@@ -370,7 +370,7 @@ class Dump:
         if engine.gradient_clipping():
             self.facts["max_grad_norm"] = engine.gradient_clipping()
         self.settings += _settings(engine.optimizer.param_groups, {})
-        self._write_before({"gradients": self._kept(found)}, weights(), {}, {})
+        self._write_before({"gradients": self._kept(found)}, weights(), {})
         self.inside += 1
         try:
             out = original(engine, *args, **keywords)
@@ -443,11 +443,7 @@ class Dump:
         self.counts |= {int(step) for step in steps} or {0}
 
     def _write_before(
-        self,
-        kinds: dict[str, dict[str, Tensor]],
-        weights: dict[str, Tensor],
-        own: dict[Tensor, str],
-        unreduced: dict[str, Tensor],
+        self, kinds: dict[str, dict[str, Tensor]], weights: dict[str, Tensor], own: dict[Tensor, str]
     ) -> None:
         """Write what an optimizer gets; ``own``: parameters with their names, whose ranks' values are compared."""
         if not kinds["gradients"]:
@@ -467,9 +463,9 @@ class Dump:
         for kind, tensors in kinds.items():
             self.files.setdefault(kind, {}).update(tensors)
             self._save(f"{kind}-{self.step}", self.files[kind])
-        if unreduced:
+        if self.unreduced:
             self.folder.mkdir(parents=True, exist_ok=True)
-            save_file(unreduced, self.folder / f"unreduced-{self.step}.rank{dist.get_rank()}.safetensors")
+            save_file(self.unreduced, self.folder / f"unreduced-{self.step}.rank{dist.get_rank()}.safetensors")
         self._write_facts()
         if self.rows and self.suffix == "":
             self._write_samples()
@@ -518,15 +514,15 @@ class Dump:
         }
         return {name: _whole(value).to("cpu", copy=True).contiguous() for name, value in own.items()}
 
-    def _unreduced(self, names: dict[Tensor, str], is_clipped: bool) -> tuple[bool, dict[str, Tensor]]:
-        """Return whether ranks clipped gradients of their own, and have the same ones now; and this rank's own, if
-        ranks have others: as before clipping, if they are clipped. A collective.
+    def _compare_ranks(self, names: dict[Tensor, str], is_clipped: bool) -> bool:
+        """Keep this rank's gradients where ranks have others, as before clipping; return whether ranks clipped their
+        own, and have the same ones now. A collective.
         """
         values = self._local(names), self.local if is_clipped else {}
         ranks = _gathered([{name: float(value.double().norm()) for name, value in each.items()} for each in values])
         now, before = (_differ([ranks[rank][place] for rank in self.alike]) for place in (0, 1))
-        own, differ = (values[1], before) if is_clipped and (now or not before) else (values[0], now)
-        return before and not now, own if differ else {}
+        self.unreduced = values[is_clipped] if now and (before or not is_clipped) else {}
+        return before and not now
 
     def _write_after(self, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
         self._save(f"weights-{self.step}", self._kept(weights))

@@ -44,7 +44,6 @@ CHECKS = {
     "decay": "Weight decay: which parameters have it, how much, and whether it is added to the gradient (Adam) or "
     "to the update (AdamW).",
     "cast": "The dtype in which gradients are reduced, and in which weights are kept, loaded or written.",
-    "transposed": "The layout of these weights (Conv1D has that of a Linear, transposed).",
     "not reduced": "Whether gradients are reduced over the ranks, after the last micro-batch (no_sync, "
     "require_backward_grad_sync, set_requires_gradient_sync).",
     "lost blocks": "Whether gradients are cleared between micro-batches, and those of all ranks are averaged.",
@@ -301,10 +300,8 @@ def _clip_of_some(view: View) -> Iterator[Formula]:
         return
     if not all(_clips(view, n, limit, factors[g[0]] * n) for n, g in zip(norms, clipped, strict=True)):
         return
-    text = f"only {listed(clipped[0])}, by their own norm"
-    if len(clipped) > 1:
-        each = all(len(group) == 1 for group in clipped)
-        text = "each tensor by its own norm" if each else f"{len(clipped)} groups of tensors, each by its own norm"
+    several = f"{len(clipped)} groups of tensors, each by its own norm"
+    text = several if len(clipped) > 1 else f"only {listed(clipped[0])}, by their own norm"
     fit = Fit([], 0.0, sum(view.expected(n).numel() for n in names), 0)
     equation = f"clipped gradient = c x that before clipping, with c = {limit:.6g} / the norm of those clipped"
     yield Formula("clip of some", text, equation, fit)
@@ -479,12 +476,6 @@ def _lost(view: View) -> Iterator[Formula]:
         dtypes = listed(name for name, short in NUMBERS.items() if short in kept)
         text = f"weights are kept in {dtypes}: {none} of {fit.values} values have no update"
         yield Formula("cast", text, "update = the reference's, as these weights take it", fit)
-
-
-def _transposed(view: View) -> Iterator[Formula]:
-    square = all((x := view.expected(name)).dim() == 2 and x.shape == x.T.shape for name in view.names)
-    if square and (fit := view.holds("transposed", view.names, lambda name: view.expected(name).T)):
-        yield Formula("transposed", listed(view.names), "x' = the reference's, transposed", fit)
 
 
 def _ranks(view: View) -> Iterator[Formula]:
@@ -676,11 +667,15 @@ def _stated(view: View) -> Iterator[Formula]:
     fit = view.holds("", view.names, lambda name: _update(view, 0, name, own[name]))
     if not fit or not view.solved_by(view.names, lambda name: _update(view, 1, name, usual[name])):
         return
+
+    def with_usual(key: str) -> Read:
+        return lambda name: _update(view, 0, name, own[name] | {key: usual[name][key]})
+
     # Of a setting that this step does not depend on, the update is the same.
     different = {
         (key, text): names
         for (key, text), names in different_settings(view).items()
-        if not view.holds("", view.names, _updated(view, own, usual, key))
+        if not view.holds("", view.names, with_usual(key))
     }
     causes = {CAUSES_OF_SETTINGS.get(key, "settings") for key, _ in different}
     shown = [
@@ -699,14 +694,10 @@ def optimized(view: View, side: int) -> set[str]:
     return {name for group in view.pair.captures[side].shown(view.step).get("groups") or [] for name in group["params"]}
 
 
-Settings = dict[str, dict[str, float]]
-"""Of each parameter."""
-
-
-def settings(view: View, side: int) -> Settings:
+def settings(view: View, side: int) -> dict[str, dict[str, float]]:
     """Return what an optimizer says of each parameter: numbers, each of the betas, and the steps before this one."""
     shown = view.pair.captures[side].shown(view.step)
-    found: Settings = {}
+    found: dict[str, dict[str, float]] = {}
     twice: set[str] = set()
     for group in shown.get("groups") or []:
         values = {key: value for key, value in group.items() if isinstance(value, int | float)}
@@ -735,10 +726,6 @@ def _is_adam(settings: dict[str, float]) -> bool:
     return "beta2" in settings
 
 
-def _updated(view: View, own: Settings, usual: Settings, key: str) -> Read:
-    return lambda name: _update(view, 0, name, own[name] | {key: usual[name][key]})
-
-
 def _update(view: View, side: int, name: str, settings: dict[str, float]) -> Tensor:
     """Return the update of a parameter by the settings and the state after the step.
 
@@ -764,7 +751,7 @@ def _update(view: View, side: int, name: str, settings: dict[str, float]) -> Ten
 
 
 Formulas = Callable[[View], Iterable[Formula]]
-_PLAIN: tuple[Formulas, ...] = (_factor, _rows, _another_step, _cast, _transposed)
+_PLAIN: tuple[Formulas, ...] = (_factor, _rows, _another_step, _cast)
 _OF: dict[str, tuple[Formulas, ...]] = {
     "weights": _PLAIN,
     "buffers": _PLAIN,
