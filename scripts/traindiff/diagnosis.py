@@ -87,6 +87,7 @@ def diagnose(pair: Pair) -> Diagnosis:
         )
     notes += [f"Step {stage.step}, {stage.kind}: {row.name} {row.note}." for stage, row in _noted(compared)]
     if first is None:
+        notes += sample_weights.disagreements(pair, pair.steps[-1])
         return Diagnosis(pair, compared, notes=notes)
     view = View(pair, first)
     causes = _causes(view)
@@ -129,7 +130,8 @@ def _updates_are_equal(pair: Pair, stage: Stage) -> bool:
     if not _equal(updates) or not moved:
         return False
     if stage.kind == "optimizer state" or any(each.wrong for each in states):
-        return stage.kind == "optimizer state" and _missing(stage.rows)
+        # A frozen parameter, and one whose rate is 0, differ in what only one of them has.
+        return _missing(stage.rows) and all(_missing(each.rows) for each in states)
     # A factor is hidden by clipping, or by Adam; that of a loss scale may be taken out inside the optimizer.
     found = formulas.explain(View(pair, stage)) if stage.kind == "gradient" else []
     return not any(cause.cause.startswith("factor") and "loss scale" not in cause.text for cause in found)

@@ -16,6 +16,7 @@ import json
 import math
 import random
 import sys
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -136,6 +137,10 @@ class Dump:
         self.seen: dict[str, Tensor] = {}
         """Plain weights of the step's first forward pass: a loop may change them before the optimizer's step."""
         self.losses: list[Tensor] = []
+        self.last: Callable[[], Tensor | None] | None = None
+        """The loss of the last backward pass."""
+        self.passes = 0
+        """Backward passes so far."""
         self.batches: list[list[Any]] = []
         self.rows: list[list[Tensor]] = []
         self.scale = 1.0
@@ -237,7 +242,11 @@ class Dump:
 
     def _backward(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **keywords: Any) -> Any:
         if tensor.numel() == 1 and self._is_active():
-            self.losses.append(tensor.detach().clone())
+            self.passes += 1
+            # A second pass through the same loss is no other loss.
+            if self.last is None or self.last() is not tensor:
+                self.losses.append(tensor.detach().clone())
+            self.last = weakref.ref(tensor)
         return original(tensor, *args, **keywords)
 
     def _clip(self, original: Callable[..., Any], parameters: Any, *args: Any, **keywords: Any) -> Any:
@@ -248,10 +257,10 @@ class Dump:
             else:
                 clipped = parameters = [parameters] if isinstance(parameters, Tensor) else [*parameters]
             # A backward pass since the last call: that call's step was skipped.
-            if self.before is None or self.before[0] != len(self.losses):
+            if self.before is None or self.before[0] != self.passes:
                 with self._whole() as names:
                     if any(each in names for each in clipped):
-                        self.before = len(self.losses), self._gradients(names)
+                        self.before = self.passes, self._gradients(names)
                         self.local = self._local(names)
             if self.before and limit is not None and original.__name__ != "clip_grad_value_":
                 self.facts["max_grad_norm"] = float(limit)
@@ -300,7 +309,7 @@ class Dump:
             scale = float(getattr(optimizer, "grad_scale", None) or 1)
             found = self._gradients(names)
             kinds = {"gradients": found}
-            if self.before and self.before[0] == len(self.losses):
+            if self.before and self.before[0] == self.passes:
                 kinds = {"gradients": self.before[1], "clipped": found}
                 if self.facts.get("max_grad_norm") == math.inf and all(
                     value.equal(self.before[1][name]) for name, value in found.items()
@@ -333,7 +342,7 @@ class Dump:
                 for each, entries in optimizer.state.items()
                 if each in names and not _is_fsdp1(self.model)
                 for key, value in entries.items()
-                if isinstance(value, Tensor) and value.dim()
+                if isinstance(value, Tensor) and (value.dim() or (key != "step" and not each.dim()))
             }
             own = {names[each] for group in optimizer.param_groups for each in group["params"] if each in names}
             # ZeroRedundancyOptimizer: each rank has the state of some parameters.
@@ -356,11 +365,14 @@ class Dump:
         own = engine.is_gradient_accumulation_boundary() and any(each in names for each in engine.module.parameters())
         if not own or self.step >= self.steps:
             return original(engine, *args, **keywords)
+        import deepspeed
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state
 
         def weights() -> dict[str, Tensor]:
             whole = {name: safe_get_full_fp32_param(each) for each, name in names.items()}
-            return {name: whole[name] if whole[name] is not None else each.detach() for each, name in names.items()}
+            others = {each: name for each, name in names.items() if whole[name] is None}
+            with deepspeed.zero.GatheredParameters([*others]):  # frozen ones, which ZeRO 3 splits, too
+                return whole | {name: each.detach().clone() for each, name in others.items()}
 
         if engine in self.stepped:
             self._is_active()
@@ -603,13 +615,13 @@ def _core(model: nn.Module) -> nn.Module:
 
 
 def _settings(groups: list[dict[str, Any]], names: dict[Tensor, str]) -> list[dict[str, Any]]:
-    """Return the settings of groups of parameters that are numbers, and the names of their parameters."""
+    """Return the settings of groups of parameters that are numbers or words, and the names of their parameters."""
 
     def plain(value: Any) -> Any:
         value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
         if isinstance(value, (list, tuple)):
             return [plain(each) for each in value]
-        return value if isinstance(value, (bool, int, float)) else None
+        return value if isinstance(value, (bool, int, float, str)) else None
 
     return [
         {key: plain(value) for key, value in group.items() if key != "params" and plain(value) is not None}
@@ -680,7 +692,11 @@ def _differ(ranks: list[dict[str, float]]) -> bool:
 
 
 def hashes(inputs: Any) -> tuple[list[str], str]:
-    """Return a hash of each row of the first tensor, the same with more or less padding around it, and its dtype."""
+    """Return a name of each row of the first tensor, and its dtype.
+
+    A name is a hash of the row; of one of integers also that of what is between its first and last run of equal ones,
+    and its length, as in HASH/HASH/8: rows that are padded to other lengths have the same inside.
+    """
     found = next(_tensors(inputs), None)
     if found is None:
         return [], ""
@@ -689,11 +705,16 @@ def hashes(inputs: Any) -> tuple[list[str], str]:
     rows = rows.to(torch.bfloat16).view(torch.int16) if rows.is_floating_point() else rows.long()
     names = []
     for row in rows:
+        name = _hash(row)
         if row.dim() == 1 and not found.is_floating_point():
             changes = (row[1:] != row[:-1]).nonzero().flatten().tolist()
-            row = row[changes[0] + 1 : changes[-1] + 1] if changes else row[:1]
-        names.append(hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=8).hexdigest())
+            name += f"/{_hash(row[changes[0] + 1 : changes[-1] + 1] if changes else row[:1])}/{len(row)}"
+        names.append(name)
     return names, kind
+
+
+def _hash(row: Tensor) -> str:
+    return hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

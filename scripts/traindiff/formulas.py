@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -694,13 +695,13 @@ def optimized(view: View, side: int) -> set[str]:
     return {name for group in view.pair.captures[side].shown(view.step).get("groups") or [] for name in group["params"]}
 
 
-def settings(view: View, side: int) -> dict[str, dict[str, float]]:
-    """Return what an optimizer says of each parameter: numbers, each of the betas, and the steps before this one."""
+def settings(view: View, side: int) -> dict[str, dict[str, Any]]:
+    """Return what an optimizer says of each parameter: numbers and words, the betas, and the steps before this one."""
     shown = view.pair.captures[side].shown(view.step)
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Any]] = {}
     twice: set[str] = set()
     for group in shown.get("groups") or []:
-        values = {key: value for key, value in group.items() if isinstance(value, int | float)}
+        values = {key: value for key, value in group.items() if isinstance(value, int | float | str)}
         values |= {f"beta{number}": beta for number, beta in enumerate(group.get("betas") or [], 1)}
         values["count"] = (shown.get("optimizer_steps") or [0])[0]
         # What is in several groups, of several optimizers, has no settings of its own.
@@ -717,7 +718,9 @@ def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
         values, others = own[name], usual[name]
         for key in sorted(values.keys() & others.keys()):
             if values[key] != others[key]:
-                text = ", not ".join(str(x) if isinstance(x, bool) else f"{x:.6g}" for x in (values[key], others[key]))
+                text = ", not ".join(
+                    f"{x:.6g}" if type(x) in (int, float) else str(x) for x in (values[key], others[key])
+                )
                 found.setdefault((key, text), []).append(name)
     return found
 

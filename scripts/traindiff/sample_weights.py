@@ -107,6 +107,7 @@ def explain(view: View) -> list[Formula]:
         return []
     every = [name for name in samples.names if all(name in each for each in gradients)]
     samples = samples.with_gradient(every)
+    samples.ids = [view.pair.sample(each) for each in samples.ids]
     for names in (every, [name for name in every if name in view.names]):
         sums = _sums(view, samples, names, names is every) if names and len(samples) > 1 else None
         if sums and (found := fewest(_formulas(sums))):
@@ -336,11 +337,10 @@ def reads(pair: Pair, side: int, step: int) -> list[tuple[object, int, int]]:
     if capture.ranks(step):
         return [*dict.fromkeys(found)]  # ranks that share samples have the same data_rank
     given = capture.shown(step).get("ids") or []
-    rows = pair.reference.about.get("hashes", {})
     if not isinstance(given, list) or not all(isinstance(each, list) for each in given):
         raise InputError(f"{capture.folder}: `ids` of step {step} are not a list for each rank; write them again.")
     return [
-        (rows.get(sample, sample), rank, micro)
+        (pair.sample(sample), rank, micro)
         for rank, micros in enumerate(given)
         for micro, ids in enumerate(micros if micros and isinstance(micros[0], list) else [micros])
         for sample in ids
@@ -372,9 +372,12 @@ def _partitions(view: View, samples: Samples) -> Iterator[Partition]:
 
 def disagreements(pair: Pair, step: int) -> list[str]:
     """Return the axes along which ranks that should hold the same gradients, or weights, do not."""
-    if files := pair.actual.unreduced(step):
+    if early := [each for each in pair.steps if each <= step and pair.actual.unreduced(each)]:
+        files = pair.actual.unreduced(early[0])
+        when = f" of step {early[0]}; the first of them is compared" if early[0] != step else ""
         return [
-            f"Ranks {ranges(files)} hold different gradients of the same parameters when the optimizer takes its step."
+            f"Ranks {ranges(files)} hold different gradients of the same parameters when the optimizer takes its "
+            f"step{when}."
         ]
     ranks = pair.actual.ranks(step)
     partial = sorted({name for rank in ranks for name in rank.notes.get("partial", [])})
