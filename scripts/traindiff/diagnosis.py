@@ -54,7 +54,11 @@ class Diagnosis:
             each = [cause.name for cause in self.causes]
             named = f"; cause: {each[0]}" if len(each) == 1 else f"; causes that fit equally: {', or '.join(each)}"
         step = "after the last step" if self.first.step < 0 else f"step {self.first.step}"
-        return f"First difference: {step}, {self.first.kind}{count}{named}."
+        earlier = [each for each in self.pair.steps if each < self.first.step and self.pair.actual.unreduced(each)]
+        ranks = (
+            f" That is of the first rank; ranks hold different gradients from step {earlier[0]} on." if earlier else ""
+        )
+        return f"First difference: {step}, {self.first.kind}{count}{named}.{ranks}"
 
 
 def diagnose(pair: Pair) -> Diagnosis:
@@ -131,7 +135,9 @@ def _updates_are_equal(pair: Pair, stage: Stage) -> bool:
         return False
     if stage.kind == "optimizer state" or any(each.wrong for each in states):
         # A frozen parameter, and one whose rate is 0, differ in what only one of them has.
-        return _missing(stage.rows) and all(_missing(each.rows) for each in states)
+        files = [capture.tensors(f"step{stage.step}/{FILES[stage.kind]}") for capture in pair.captures]
+        only_one_has = all((row.name in files[0]) != (row.name in files[1]) for row in stage.wrong)
+        return only_one_has and all(_missing(each.rows) for each in states)
     # A factor is hidden by clipping, or by Adam; that of a loss scale may be taken out inside the optimizer.
     found = formulas.explain(View(pair, stage)) if stage.kind == "gradient" else []
     return not any(cause.cause.startswith("factor") and "loss scale" not in cause.text for cause in found)

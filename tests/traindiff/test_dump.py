@@ -166,6 +166,18 @@ def test_two_optimizers_take_one_step(tmp_path):
     assert not (tmp_path / "dump/gradients-2.safetensors").exists()
 
 
+def test_a_scalar_has_its_state_and_two_passes_have_one_loss(tmp_path):
+    model = nn.ParameterDict({"scale": nn.Parameter(torch.tensor(2.0)), "weight": nn.Parameter(torch.ones(2))})
+    with dump(model, tmp_path / "dump", 1):
+        loss = (model["scale"] * model["weight"]).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        torch.optim.Adam(model.parameters()).step()
+    state = load_file(tmp_path / "dump/optimizer-0.safetensors")
+    assert state.keys() == {f"{name}//{key}" for name in model for key in ("exp_avg", "exp_avg_sq")}
+    assert json.loads((tmp_path / "dump/step-0.json").read_text())["loss"] == 4.0
+
+
 def test_sparse_gradients_are_written_whole(tmp_path):
     model = nn.EmbeddingBag(5, 2, sparse=True)
     with dump(model, tmp_path / "dump", 1) as dumped:

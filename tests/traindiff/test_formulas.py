@@ -15,6 +15,7 @@ from tiny_dumps import DOWN, TENSORS, UP, compared, dump, times
 
 from helpers.common import ROOT
 from traindiff.capture_files import InputError
+from traindiff.dump import hashes
 from traindiff.page import markdown
 
 
@@ -304,6 +305,26 @@ def test_a_gradient_that_only_one_training_has_is_a_difference(compare):
     assert "no formula fits.**" in page
     assert re.search(r"Without a gradient in `\S+/reference`, where it counts as 0: down.weight.", page)
     assert compare(frozen, {"gradients-0": TENSORS | {"down.weight": 0 * DOWN.T}})[0] == 0
+    # With a rate of 0, as without a gradient: the updates are equal.
+    moves = {"initial": TENSORS, "weights-0": TENSORS | {"up.weight": 2 * UP}}
+    assert compare(frozen | moves, {"gradients-0": TENSORS} | moves)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("own", "usual", "differ"),
+    [
+        ([[1, 2], [3, 4]], [[1, 2], [5, 6]], True),
+        ([[7, 1, 2, 8]], [[7, 1, 2, 9]], True),
+        ([[7, 1, 2, 0]], [[7, 1, 2, 0, 0]], False),
+    ],
+)
+def test_rows_of_ids_are_named_by_all_of_them_but_padding(compare, tmp_path, own, usual, differ):
+    for name, ids in (("other", own), ("reference", usual)):
+        (tmp_path / name).mkdir()
+        names, kind = hashes(torch.tensor(ids))
+        (tmp_path / name / "step-0.json").write_text(json.dumps({"ids": [[names]], "hashed": kind}))
+    page = compare({"gradients-0": {"up.weight": DOWN}}, {"gradients-0": {"up.weight": UP}})[1]
+    assert ("First difference: step 0, samples" in page) is differ
 
 
 def test_samples_with_other_names_are_the_same_ones_if_numbers_say_so(compare, tmp_path):
