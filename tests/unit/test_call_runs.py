@@ -96,6 +96,16 @@ def test_initial_weights_are_drawn_again_for_their_own_settings_alone():
     assert ours.identity_of(wildcards(workload="mlp")) != single
 
 
+def test_weights_are_compared_where_there_is_a_single_and_no_sweep():
+    def results(values):
+        return [path for path in rule_files.RuleFiles(call(values)).every_result() if path.endswith("weights.json")]
+
+    runs = [f"{strategy}/{workload}" for strategy in ("ddp", "fsdp") for workload in ("mlp", "mnist")]
+    assert results(TWO) == [f"results/{run}/weights.json" for run in runs]
+    assert results(TWO | {"strategies": ["ddp", "fsdp"]}) == []
+    assert results(TWO | {"sweep": {"seed": [1, 2]}}) == []
+
+
 def test_a_plan_is_an_input_where_recomputation_depends_on_it():
     job = wildcards(strategy="fsdp", workload="mlp")
     auto = TWO | {"recipe": {"activation_checkpointing": "auto"}}

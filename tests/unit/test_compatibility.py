@@ -8,13 +8,25 @@ from helpers.common import build
 from shardlab import models
 from shardlab.errors import Unsupported, UserError
 from shardlab.settings import load, resolve
-from shardlab.settings.pipeline_schedules import boundaries
+from shardlab.settings.pipeline_schedules import SCHEDULES, boundaries
 from shardlab.settings.types import Strategy
 
 
 def resolved(monkeypatch, strategy, workload="llama2", **config):
     monkeypatch.setattr(load, "strategy", lambda name: Strategy.model_validate(strategy))
     return resolve.run(load.config(config), "mine", workload)
+
+
+def test_stages_lie_in_a_line_a_loop_or_a_v():
+    lying = {
+        "1F1B": [[0], [1], [2]],
+        "Interleaved1F1B": [[0, 3], [1, 4], [2, 5]],
+        "ZBVZeroBubble": [[0, 5], [1, 4], [2, 3]],
+    }
+    for name, expected in lying.items():
+        schedule = SCHEDULES[name]
+        assert [schedule.stages(3, rank) for rank in range(3)] == expected
+        assert all(schedule.rank_of(3, stage) == rank for rank, stages in enumerate(expected) for stage in stages)
 
 
 @pytest.mark.parametrize(("segments", "stages"), [(4, 4), (14, 4), (6, 2), (7, 3)])

@@ -16,6 +16,8 @@ from shardlab import models
 from shardlab.errors import UserError
 from shardlab.models import _experts, export
 from shardlab.models._experts import Experts, Router, dispatch, tokens_per_expert
+from shardlab.parallel import experts as split_experts
+from shardlab.plan.fake_ranks import all_tokens_here
 from shardlab.records import expert_choices
 from shardlab.runtime import tasks
 from shardlab.settings import pretrained
@@ -237,3 +239,11 @@ def test_an_evaluation_records_the_experts_of_each_test_token(tiny_data):
     _, load, _ = model.train()(*task.inputs(batch)[0])
     counts = [np.bincount(layer.flatten(), minlength=8).tolist() for layer in chosen]
     assert counts == load[..., :-1].sum(0).tolist()
+
+
+def test_where_all_tokens_are_on_one_rank_they_choose_as_many_of_its_experts_as_they_can():
+    with all_tokens_here(top_k=2):
+        assert split_experts.arrivals(torch.empty(2, 4), 10) == [10] * 2
+        assert split_experts.arrivals(torch.empty(4, 1), 10) == [5] * 4
+        assert _experts.sizes(torch.empty(4), 21) == [11, 10, 0, 0]
+        assert _experts.sizes(torch.empty(1), 20) == [20]
