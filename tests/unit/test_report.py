@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import cache
 
 import pandas as pd
 import pytest
@@ -24,6 +25,14 @@ from shardlab.settings.types import WARMUP_STEPS
 COUNT = WARMUP_STEPS + 2
 CONFIG = load.config({"strategies": ["single", "ddp", "pp", "tp_sp"], "workloads": ["mlp"]})
 BILL = Bill(["stage", "used"], [["train", "<1>"]], "From `sacct`.")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_bundle():
+    """The scripts of Vega take a second for each page."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(html.vl_convert, "javascript_bundle", cache(html.vl_convert.javascript_bundle))
+        yield
 
 
 @pytest.fixture(scope="module")
