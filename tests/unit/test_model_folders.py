@@ -264,9 +264,7 @@ def test_sizes_that_nobody_foresaw_are_one_sentence(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     monkeypatch.setattr(tiny_config, "write", fails)
     monkeypatch.setattr(sys, "argv", ["check-model", str(tmp_path)])
-    with pytest.raises(
-        UserError, match=r"cannot be proven at tiny sizes \(IndexError: tuple index out of range\)"
-    ):
+    with pytest.raises(UserError, match=r"cannot be proven at tiny sizes \(IndexError: tuple index out of range\)"):
         check_model.main()
     (proof,) = of_workload.check(tiny_run(tmp_path, "single"), ["fsdp"], tmp_path / "proofs.json")
     assert proof.verdict == "failed"
@@ -320,6 +318,13 @@ def test_a_proof_holds_for_all_that_it_depends_on(tmp_path, monkeypatch):
     keys += [key(), key("ddp"), key(written=Written(["a"], {})), key(tiny_run=lambda *_: other)]
     (tmp_path / "config.json").write_text('{"a": 1}')
     assert len({*keys, key()}) == 8
+
+
+@pytest.mark.parametrize("name", ["zero2", "trainer_hf"])
+def test_a_strategy_that_cannot_be_proven_is_said_first(monkeypatch, name):
+    monkeypatch.setattr(sys, "argv", ["check-model", "hf:no/where", "--strategies", "ddp", name])
+    with pytest.raises(UserError, match=f"^{name} is .*, and only "):
+        check_model.main()
 
 
 PUBLISHED = [

@@ -17,6 +17,7 @@ from shardlab import cli
 from shardlab.errors import UserError
 from shardlab.files import write_json
 from shardlab.runs import job
+from shardlab.runtime import device
 
 FOLDERS = ("scripts", "benchmarks")
 SCRIPTS = sorted(str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).glob("*.py"))
@@ -124,6 +125,12 @@ def stays(launch, tmp_path):
 def ended(number):
     path = Path(f"/proc/{number}/stat")
     return not path.exists() or ") Z " in path.read_text()
+
+
+def test_a_missing_gpu_ends_with_an_error(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "99")
+    with pytest.raises(UserError, match="rank 99 of this node needs its own GPU"):
+        device.device_for_rank("cuda")
 
 
 def test_dry_run_prints_the_line_and_does_nothing(launch, monkeypatch, capsys):

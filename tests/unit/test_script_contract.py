@@ -413,6 +413,11 @@ def test_a_script_in_another_language_is_what_it_names(mine, tmp_path):
     assert list(mine("mine/train.sh")) == ["mine/train.py", "mine/train.sh"]
 
 
+def test_a_file_that_is_not_python_is_named(mine):
+    with pytest.raises(UserError, match=r"mine/train.py is not Python"):
+        mine(train="def f(:\n")
+
+
 def test_the_process_of_a_script_ends_with_its_rank(tiny_data, tmp_path):
     path = tmp_path / "mine.sh"
     path.write_text("#!/bin/sh\nexec sleep 60\n")
