@@ -67,7 +67,7 @@ FAULTS = [
         at("unit/test_code_fingerprint", "test_a_training_of_edited_code_ends_before_its_first_step"),
     ),
     # What a run is known by.
-    Fault("runs of any length have the same numbers", IDENTITY, "adapter epochs", "adapter", KEYS),
+    Fault("runs of any length have the same numbers", IDENTITY, "adapter epochs", "adapter", PLACE),
     Fault("runs of any seed have the same numbers", IDENTITY, "SIZE = (", 'SIZE = ("seed", ', PLACE),
     Fault("runs of any code have the same numbers", IDENTITY, "SIZE = (", 'SIZE = ("sources", ', PLACE),
     Fault("numbers depend on the number of nodes", IDENTITY, '"nodes", "ranks_per_node"', '"ranks_per_node"', PLACE),

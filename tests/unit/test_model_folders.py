@@ -19,9 +19,7 @@ from helpers import transformers_models
 from shardlab import models
 from shardlab.cli import check_model
 from shardlab.errors import UserError
-from shardlab.models import _transformers, contents
-from shardlab.models._library_chain import on_fake_tensors
-from shardlab.models.declared import completed
+from shardlab.models import _transformers
 from shardlab.proof import of_workload, proof_table, tiny_config
 from shardlab.proof.prove import Proof
 from shardlab.proof.tiny_runs import NOTHING, Written, tiny_run
@@ -125,13 +123,6 @@ def test_weights_that_the_library_ignores_are_named(tmp_path, capsys, kind, name
     assert (
         capsys.readouterr().out == f"note: {type(config).__name__[:-6]}ForCausalLM does not use {name} of {tmp_path}\n"
     )
-
-
-def test_that_weights_are_quantized_is_said(tmp_path, capsys):
-    folder = transformers_models.make("llama", tmp_path)
-    edited(folder, {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}})
-    create(folder)
-    assert "names a quantization; what the library reads trains in float32" in capsys.readouterr().out
 
 
 def test_a_head_of_its_own_is_that_of_the_file(tmp_path):
@@ -257,27 +248,6 @@ def test_keys_of_a_workload_that_fit_no_model_are_refused(tmp_path, keys, words)
         _transformers.check("language_modelling", str(tmp_path), keys)
 
 
-def test_heads_that_differ_by_layer_are_read_of_each_layer(tmp_path):
-    tiny_config.write(CONFIG_MAPPING["dots3_note_text"](), tmp_path, tensor_parts=2)
-    config, _ = _transformers.configuration(tmp_path, {})
-    others = {"num_attention_heads": 3, "num_key_value_heads": 3}
-    config.per_layer_config = {n: others for n, kind in enumerate(config.layer_types) if kind == "sliding_attention"}
-    config.save_pretrained(tmp_path)
-    run = tiny_run(tmp_path, "tp")
-    model = models.build(run.model, run.task, torch.float64)
-    assert contents.inspect(completed(run, model), model)["indivisible"] == ["num_attention_heads 3"]
-
-
-@pytest.mark.parametrize("kind", ["resnet", "swin"])
-def test_a_tiny_classifier_takes_its_pictures(tmp_path, kind):
-    tiny_config.write(CONFIG_MAPPING[kind](), tmp_path)
-    run = tiny_run(tmp_path, "single", written=Written([], {}, "classification"))
-    model = models.build(run.model, run.task, torch.float32)
-    with on_fake_tensors(model.eval()), torch.no_grad():
-        side = run.data.options["image_size"]
-        assert model(torch.zeros(2, 3, side, side)).shape == (2, 2)
-
-
 def test_a_size_of_pictures_is_a_key_of_models_that_have_one(tmp_path):
     for kind in ("resnet", "clip", "hiera"):
         CONFIG_MAPPING[kind]().save_pretrained(tmp_path / kind)
@@ -288,24 +258,17 @@ def test_a_size_of_pictures_is_a_key_of_models_that_have_one(tmp_path):
 
 
 def test_sizes_that_nobody_foresaw_are_one_sentence(tmp_path, monkeypatch):
-    words = ["tuple index out of range"]
-
     def fails(*_):
-        raise IndexError(*words)
+        raise IndexError("tuple index out of range")
 
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     monkeypatch.setattr(tiny_config, "write", fails)
     monkeypatch.setattr(sys, "argv", ["check-model", str(tmp_path)])
-    with pytest.raises(
-        UserError, match=r"it cannot be proven at tiny sizes \(IndexError: tuple index out of range\); ddp"
-    ):
+    with pytest.raises(UserError, match=r"cannot be proven at tiny sizes \(IndexError: tuple index out of range\)"):
         check_model.main()
     (proof,) = of_workload.check(tiny_run(tmp_path, "single"), ["fsdp"], tmp_path / "proofs.json")
     assert proof.verdict == "failed"
     assert proof.reason.endswith("tiny model that trains: tuple index out of range")
-    words.clear()
-    (proof,) = of_workload.check(tiny_run(tmp_path, "single"), ["fsdp"], tmp_path / "proofs.json")
-    assert proof.reason.endswith("tiny model that trains: IndexError"), "an error without a word"
 
 
 @pytest.mark.parametrize(("task", "kept"), [("language_modelling", ""), ("instruction_tuning", "{}")])
@@ -357,17 +320,10 @@ def test_a_proof_holds_for_all_that_it_depends_on(tmp_path, monkeypatch):
     assert len({*keys, key()}) == 8
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("fdsp", "there is no strategy 'fdsp'; did you mean fsdp? known: "),
-        ("zero2", "zero2 is trained by deepspeed, and only PyTorch's strategies are proven; leave it out"),
-        ("trainer_hf", "trainer_hf is a script, and only "),
-    ],
-)
-def test_a_strategy_that_cannot_be_proven_is_said_first(monkeypatch, name, words):
+@pytest.mark.parametrize("name", ["zero2", "trainer_hf"])
+def test_a_strategy_that_cannot_be_proven_is_said_first(monkeypatch, name):
     monkeypatch.setattr(sys, "argv", ["check-model", "hf:no/where", "--strategies", "ddp", name])
-    with pytest.raises(UserError, match=re.escape(words)):
+    with pytest.raises(UserError, match=f"^{name} is .*, and only "):
         check_model.main()
 
 

@@ -151,6 +151,7 @@ def test_what_to_take():
     assert plan_table.choice([ddp, fsdp]).startswith("Use fsdp: predicted to be the fastest that fits")
     slow = made("fsdp", peak=50 * GIB, flops=10**15)
     assert plan_table.choice([slow, made(peak=60 * GIB)]).startswith("Use ddp: predicted to be the fastest")
+    assert plan_table.choice([slow, made(peak=90 * GIB)]).startswith("Use fsdp: predicted to be the fastest that fits")
     assert plan_table.choice([ddp]).startswith("Nothing fits: ddp needs least, 90 GiB per rank")
     no_time = {key: value for key, value in KNOWN.items() if key == "device_memory_gib"}
     plans = [made(name, figures=no_time, peak=size * GIB) for name, size in (("ddp", 90), ("fsdp", 60), ("tp", 50))]

@@ -155,6 +155,14 @@ def test_a_limit_that_the_call_exceeds(programs, of_account, of_qos, words):
     assert checked(request(devices=1, runtime=20), jobs=5).wrong == []
 
 
+def test_a_qos_that_the_account_may_not_use(programs):
+    accounts(programs, association(QOS="normal,long"))
+    (wrong,) = checked(request(qos="small")).wrong
+    assert wrong.startswith("QOS small is not one of account teaching; ")
+    assert wrong.endswith("to one of: normal, long")
+    assert checked(request(qos="long")).wrong == []
+
+
 def test_limits_that_it_keeps_are_said_with_the_number_of_jobs_at_once(programs):
     accounts(programs, association(MaxJobs="3"), qos=[qos(MaxTRESPU="gres/gpu=16")])
     assert checked().said == [

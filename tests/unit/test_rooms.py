@@ -3,7 +3,6 @@
 import ast
 import subprocess
 import sys
-from collections import Counter
 from graphlib import TopologicalSorter
 
 from helpers.common import ROOT
@@ -65,16 +64,6 @@ def test_arrows_only_run_down():
     assert wrong == {}
 
 
-def test_a_file_name_says_which_file():
-    """Verbs and charts have the name of what they show, and a task and its encoder that of a key."""
-    names = Counter(
-        path.name
-        for path in (ROOT / "scripts").rglob("*.py")
-        if not path.name.startswith("__") and path.parent.name not in ("cli", "charts", "encoders")
-    )
-    assert [name for name, count in names.items() if count > 1] == []
-
-
 IMPORTS = """
 import importlib, sys
 for name in sys.argv[1:]:
@@ -127,12 +116,6 @@ def test_no_verb_imports_another():
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("shardlab.cli"):
                 assert node.module == "shardlab.cli", path
                 assert not {alias.name for alias in node.names} & verbs, path
-
-
-def test_test_files_have_names_of_their_own():
-    """pytest imports them by their names alone, and refuses two alike where it collects both."""
-    names = [path.name for path in (ROOT / "tests").glob("*/test_*.py")]
-    assert sorted(set(names)) == sorted(names)
 
 
 def test_what_runs_in_the_image_imports_no_package_of_the_table_and_the_report():

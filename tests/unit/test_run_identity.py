@@ -29,7 +29,8 @@ def edits(section, key):
         strategy, change = change
         return resolved(strategy), resolved(strategy, change)
     after = {"config": {key: change}, "recipe": {"recipe": {key: change}}, "site": {"site_settings": {key: change}}}
-    return resolved(), resolved(**after.get(section, {"workload": {key: change}}))
+    before = {"site": "local"} if key == "site" else {}
+    return resolved(**before), resolved(**after.get(section, {"workload": {key: change}}))
 
 
 def test_every_key_is_in_one_class():
@@ -54,7 +55,8 @@ def test_a_run_s_numbers_do_not_depend_on_its_place():
     others = [run.model_copy(update={key: value}) for key, value in (("seed", 7), ("sources", {}), ("strategy", "x"))]
     config = run.engine_config | {"zero_optimization": {"stage": 1}}
     others += [run.model_copy(update={"engine_config": config}), tiny_run("mlp", "zero1")]
-    assert len({numbers, *(run_identity.identity_of(other, "").numbers for other in others)}) == 6
+    others.append(tiny_run("llama2", "zero1", epochs=run.recipe.epochs + 1))
+    assert len({numbers, *(run_identity.identity_of(other, "").numbers for other in others)}) == 7
 
 
 def test_digests_and_differences_of_settings():

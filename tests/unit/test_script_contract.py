@@ -302,29 +302,22 @@ NO_STRATEGY = {key for key, found in variants.keys().items() if not found.varies
 
 
 @pytest.mark.parametrize(
-    ("keys", "words"),
+    ("keys", "error", "words"),
     [
-        ({"script": "../mine.py"}, r"script ../mine.py is outside of the project"),
-        ({"script": "tests"}, r"script tests is not a file"),
-        ({"script": "README.md"}, r"script README.md is not executable; run: chmod \+x README.md"),
-        ({"script": OWN, "cpu_offload": True, "dp_shard": -1}, "only this project's own training reads cpu_offload"),
-        ({"script": OWN, "engine": "deepspeed"}, "only this project's own training reads engine"),
-        ({"launcher": "srun", "dp_replicate": -1}, "launcher starts the ranks of a script"),
-        ({"script": OWN, "launcher": "srun"}, "launcher starts the ranks of a script; set script and a degree"),
+        ({"script": "../mine.py"}, UserError, r"script ../mine.py is outside of the project"),
+        ({"script": "tests"}, UserError, r"script tests is not a file"),
+        ({"script": "README.md"}, UserError, r"script README.md is not executable; run: chmod \+x README.md"),
+        ({"script": OWN, "engine": "deepspeed"}, UserError, "only this project's own training reads engine"),
+        ({"launcher": "srun", "dp_replicate": -1}, UserError, "launcher starts the ranks of a script"),
+        ({"script": OWN, "launcher": "srun"}, UserError, "the ranks of a script; set script and a degree"),
+        ({"script": OWN, "launcher": "srun", "tp": -1}, Unsupported, "which site local does not have"),
+        ({"script": OWN, "recipe": {"evaluation": "sharded"}}, Unsupported, "cannot evaluate sharded"),
+        ({"script": OWN, "recipe": {"ema_decay": 0.9}}, Unsupported, r"set recipe.ema_decay to null"),
     ],
 )
-def test_what_does_not_fit_a_script_is_refused(keys, words):
-    with pytest.raises(UserError, match=words):
+def test_what_does_not_fit_a_script_is_refused(keys, error, words):
+    with pytest.raises(error, match=words):
         resolved(**keys)
-
-
-def test_what_only_the_project_s_own_training_can_do_leaves_the_cell_empty():
-    with pytest.raises(Unsupported, match="which site local does not have"):
-        resolved(script=OWN, launcher="srun", tp=-1)
-    with pytest.raises(Unsupported, match="cannot evaluate sharded"):
-        resolved(script=OWN, recipe={"evaluation": "sharded"})
-    with pytest.raises(Unsupported, match=r"leaves no average of its weights.* set recipe.ema_decay to null"):
-        resolved(script=OWN, recipe={"ema_decay": 0.9})
 
 
 def test_degrees_are_the_number_of_ranks_and_nothing_more():
@@ -418,6 +411,11 @@ def test_a_script_in_another_language_is_what_it_names(mine, tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results/old.json").touch()
     assert list(mine("mine/train.sh")) == ["mine/train.py", "mine/train.sh"]
+
+
+def test_a_file_that_is_not_python_is_named(mine):
+    with pytest.raises(UserError, match=r"mine/train.py is not Python"):
+        mine(train="def f(:\n")
 
 
 def test_the_process_of_a_script_ends_with_its_rank(tiny_data, tmp_path):

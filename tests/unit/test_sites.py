@@ -2,25 +2,20 @@
 
 import os
 import re
-import signal
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-import yaml
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
 from shardlab.cli import preflight
 from shardlab.errors import UserError
 from shardlab.runs import commands, container, launchers, slurm, stages
-from shardlab.runs.managed_process import Child
 from shardlab.runs.stages import Scope
-from shardlab.schema import check
 from shardlab.settings import load, resolve
-from shardlab.settings.sites import LauncherSettings, Site, SiteRuntime
+from shardlab.settings.sites import LauncherSettings
 
 APPROVED = Path(__file__).with_name("approved")
 OURS = [name for name in load.names("sites") if (APPROVED / f"{name}.txt").exists() or "APPROVE" in os.environ]
@@ -150,17 +145,6 @@ def test_a_wrong_key_of_a_site_is_one_sentence(settings, words):
     assert all(word in str(error.value) for word in words), error.value
 
 
-def test_what_only_submits_does_not_change_a_run():
-    """A new account, time limit or image must not train anything again."""
-    config, _ = loaded(site="test")
-    other, _ = loaded(site="test", site_settings={"slurm": {"account": "b"}, "container": {"image": "/x.sif"}})
-    run, same = resolve.run(config, "ddp", "mlp"), resolve.run(other, "ddp", "mlp")
-    assert run == same
-    nodes, _ = loaded(site="test", site_settings={"cpus_per_rank": 2})
-    changed = resolve.run(nodes, "ddp", "mlp")
-    assert changed != run
-
-
 QUEUES = {
     "small": {"partition": "small", "nodes_max": 1, "gpus_per_node_max": 2},
     "whole": {"partition": "whole", "flags": ["--exclusive"], "gpus_max": 8},
@@ -246,15 +230,6 @@ def test_srun_itself_starts_the_image(monkeypatch, options, image, words, strate
     assert not set(words.split()) & set(str(slurm.resources(site, "train", 1, 2)).split())
 
 
-def test_lines_before_the_ranks_and_threads_apart_from_cores():
-    settings = {"setup_commands": ["module load pytorch"], "omp_threads": 3, "cpus_per_rank": 8}
-    config, _ = loaded(site="test", site_settings=settings)
-    text = commands.lines(resolve.run(config, "ddp", "mlp"), ["x.py"], None, Scope.RANKS)
-    assert "OMP_NUM_THREADS=3" in text
-    assert "--cpus-per-task=16" in text
-    assert text.index("module load pytorch") < text.index("exec ", text.index("bash -c"))
-
-
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_a_job_of_any_size_goes_the_way_that_lets_signals_through(ranks):
     _, site = loaded(site="lumi")
@@ -265,50 +240,15 @@ def test_a_job_of_any_size_goes_the_way_that_lets_signals_through(ranks):
     assert f"--gpus-per-node={ranks}" in requested["slurm_extra"]
 
 
-@pytest.mark.parametrize(
-    ("rule", "address"),
-    [
-        ({}, "$(hostname)"),
-        ({"suffix": "i"}, "$(hostname -s)i"),
-        ({"suffix": "-ib", "domain": "cluster"}, "$(hostname -s)-ib.cluster"),
-    ],
-)
-def test_address_rules(rule, address):
-    site = check(Site, yaml.safe_load("srun: {}") | {"srun": rule}, "test")
-    assert launchers.address(site.srun) == address
+def test_the_address_of_a_node_has_the_site_s_suffix_and_domain():
+    assert launchers.address(LauncherSettings()) == "$(hostname)"
+    assert launchers.address(LauncherSettings(suffix="-ib", domain="cluster")) == "$(hostname -s)-ib.cluster"
 
 
 def test_a_path_that_slurm_jobs_cannot_start_with_is_said():
     assert slurm.path_obstacle("/home/me/shardlab/.venv/bin/python") is None
     for path in ("/home/me/my project/.venv/bin/python", "/home/o'neil/.venv/bin/python", "/$x/python"):
         assert "a folder without spaces, quotes and $" in slurm.path_obstacle(path)
-
-
-def test_a_launcher_is_one_class_and_one_key_of_the_site(monkeypatch):
-    """Its command, job and node rank reach the lines that start the ranks, and its signal what stops them."""
-
-    class Other(launchers.JobLauncher):
-        stop_signal = signal.SIGHUP
-        job_id, job_number, node_rank = "OTHER_JOB", "OTHER_JOB / 2", "OTHER_RANK"
-
-        def command(self, nodes, cpus):
-            return ["start", f"-N{nodes}", f"-c{cpus}"]
-
-    class OtherSite(SiteRuntime):
-        other: LauncherSettings | None = None
-
-    monkeypatch.setitem(sys.modules, "shardlab.runs.launchers.other", SimpleNamespace(Launcher=Other))
-    run = resolve.run(loaded(site="test", nodes=2)[0], "ddp", "mlp")
-    site = OtherSite(**run.site.model_dump() | {"srun": None, "other": {"flags": ["-q"], "suffix": "x"}})
-    run = run.model_copy(update={"site": site})
-    *_, rendezvous, line = commands.lines(run, ["x.py"], None, Scope.RANKS).splitlines()
-    assert rendezvous == 'export RENDEZVOUS="$(hostname -s)x:$((20000 + OTHER_JOB / 2 % 10000))"'
-    assert line.startswith("exec start -N2 -c2 -q bash -c ")
-    assert '--rdzv-id="$OTHER_JOB"' in line
-    assert "is_host=$((OTHER_RANK == 0))" in line
-    assert Child(run, "").signal == signal.SIGHUP
-    with pytest.raises(ValueError, match="srun and other both start ranks; remove all but one"):
-        OtherSite(srun={}, other={})
 
 
 def test_preflight_names_the_keys_to_change_when_a_node_is_not_heard(monkeypatch):

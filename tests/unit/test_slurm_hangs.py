@@ -1,12 +1,10 @@
 """Slurm's client commands that never end, as sacct's without slurmdbd: each caller goes on after a time limit."""
 
-import ast
 import time
 
 import pytest
 
 from shardlab.errors import UserError
-from shardlab.files import ROOT
 from shardlab.runs import run_status, slurm, slurm_limits, slurm_reattach
 from shardlab.settings.sites import Site
 
@@ -56,14 +54,3 @@ def test_a_figure_that_slurm_does_not_give_is_left_out(hanging, capsys, tmp_path
 def test_whether_a_job_still_trains_is_not_guessed(hanging):
     with pytest.raises(UserError, match="Slurm does not answer"):
         slurm.in_queue("Slurm job 8")
-
-
-def test_every_client_command_has_the_time_limit():
-    """Only ``slurm.client`` runs one: no list that begins with a client's name is passed to subprocess."""
-    places = []
-    for path in sorted((ROOT / "scripts").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("subprocess.") and node.args:
-                first = node.args[0].elts[:1] if isinstance(node.args[0], ast.List) else []
-                places += [f"{path.name}:{node.lineno}" for word in first if getattr(word, "value", None) in CLIENTS]
-    assert places == []

@@ -67,6 +67,7 @@ def test_a_call_that_only_looks_takes_no_locks(words, runs_jobs):
     [
         (b"seed: 1\nsize: small\nseed: 2\n", "config.yaml is not YAML: the key `seed` is duplicated in line 3"),
         (b"", "config.yaml is empty"),
+        (b"- seed\n", "config.yaml is list, not keys and values"),
         (b"recipe:\n\tmax_steps: 3\n", "config.yaml is not YAML: while scanning"),
         ("site: m\xfcnchen\n".encode("latin-1"), "config.yaml is not UTF-8 text"),
     ],

@@ -1,16 +1,11 @@
 """status.py describes the state of a run, and changes nothing."""
 
-import argparse
 import fcntl
 import shutil
 
-import pytest
-
 from helpers.common import save_initial, tiny_run
-from shardlab.errors import UserError
 from shardlab.records import manifest
 from shardlab.runs.run_status import next_action
-from shardlab.settings import load
 from shardlab.train import loop
 
 
@@ -41,13 +36,3 @@ def test_what_is_there_of_a_run(tiny_data, tmp_path):
     assert "step-00000004/manifest.json" in said()
     shutil.rmtree(folder / "checkpoints")
     assert said() == "from its first step: no checkpoint; never begun"
-
-
-def test_it_takes_the_words_of_a_call():
-    parser = argparse.ArgumentParser()
-    load.add_config_argument(parser)
-    assert parser.parse_args([]).config.site == "local"
-    given = parser.parse_args(["--config", "site=test", "nodes=2"]).config
-    assert (given.site, given.nodes) == ("test", 2)
-    with pytest.raises(UserError, match=r"--config takes words KEY=VALUE, and all is none; write -- before"):
-        load.called_with(["site=test", "all"])

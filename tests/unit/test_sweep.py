@@ -100,12 +100,6 @@ def test_strategies_vary_by_what_means_something_to_them():
     ]
 
 
-def test_a_further_value_changes_no_run_that_is_there():
-    before, _ = planned(sweep=RATES)
-    after, _ = planned(sweep=RATES | {"learning_rate": [0.003, 0.1, 0.01]})
-    assert {run.workload: run for run in after}.items() >= {run.workload: run for run in before}.items()
-
-
 def test_the_configuration_may_name_variants_which_a_sweep_varies_further():
     given = {"workloads": ["mlp", "mlp@seed=2"], "strategies": ["single", "pp@n_microbatches=4"]}
     config = load.config(given | {"sweep": {"learning_rate": [0.1]}})
@@ -173,10 +167,3 @@ def test_a_job_of_one_run_resolves_no_other():
     )
     assert not snakemake_lock.is_for_single_runs(["--target-jobs", "plan:", "--mode", "remote"])
     assert not snakemake_lock.is_for_single_runs(["all"])
-
-
-def test_short_names_are_those_of_one_key_each():
-    found = variants.keys()
-    assert len({key.path for key in found.values()}) == len(found)
-    for short, key in found.items():
-        assert variants.short(short, "here") == variants.short(".".join(key.path), "here") == short

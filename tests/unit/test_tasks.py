@@ -177,16 +177,6 @@ def test_summaries_have_uneven_lengths_and_padding_is_no_target(tiny_data):
     assert abs(mean_of_means / (loss_sum(task, model, indices) / sum(counts)) - 1) > 1e-6, "rounding is 1e-15"
 
 
-def test_batches_have_the_runs_dtype(tiny_data):
-    for dtype in (torch.float32, torch.float64):
-        task, _ = loaded("mnist", tiny_data, dtype)
-        batch = task.batch("train", np.arange(3))
-        assert batch["images"].dtype == dtype
-        assert batch["labels"].dtype == torch.int64
-        assert batch["images"].min() >= -1
-        assert batch["images"].max() <= 1
-
-
 def test_accuracy_and_rouge_of_a_perfect_model(tiny_data):
     task, _ = loaded("vit", tiny_data)
     batch = task.batch("test", np.arange(task.samples("test")))

@@ -126,6 +126,27 @@ def test_what_is_no_text(tmp_path, text, words):
         assert words in said
 
 
+def test_what_a_tokenizer_does_not_know_and_blank_texts_are_counted(tmp_path, theirs):
+    folder = theirs("t5", unigram(special=True))
+    manifest, _ = prepare(tmp_path, [("a b a", "a"), ("a", "c")], "summarization", tokenizer=folder)
+    assert manifest["counts"]["train"]["tokens that stand for what the tokenizer does not know"] == 2
+    manifest, arrays = prepare(tmp_path, [("ab",), ("",), (" \n",), ("c",)], sequence_length=1)
+    assert manifest["counts"]["train"]["blank texts"] == 2
+    assert (arrays["tokens"][:, 1] == 2).sum() == 4, "each is an end"
+
+
+@pytest.mark.parametrize(
+    ("samples", "task", "options", "words"),
+    [
+        ([("abc",)], "language_modelling", {"vocab_size": 100}, "set it to at least that number"),
+        ([("a", "b")], "instruction_tuning", {"prompt": "Q"}, "the data option prompt has no {instruction}; write "),
+        ([("a", "b" * 99)], "instruction_tuning", {"vocab_size": 259}, "no document fits into sequence_length 24"),
+    ],
+)
+def test_options_that_the_samples_do_not_fit(tmp_path, samples, task, options, words):
+    assert words in refusal(tmp_path, samples, task, **options)
+
+
 def added(*tokens):
     made = transformers_models.tokenizer()
     made.add_tokens(list(tokens))
