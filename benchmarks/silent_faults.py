@@ -232,10 +232,10 @@ def table(trainings: list[Training]) -> str:
 
 
 def began_at(place: list[Any] | None) -> str:
-    """Format the step and kind of the first difference of two captures."""
+    """Format the kind of the first difference of two captures, and its step if that is not the first."""
     if not place:
         return UNSEEN
-    return place[1] if place[0] < 0 else f"step {place[0] + 1}, {place[1]}"
+    return place[1] if place[0] <= 0 else f"step {place[0] + 1}, {place[1]}"
 
 
 def counts(trainings: list[Training], minutes: float) -> str:

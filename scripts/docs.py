@@ -136,7 +136,7 @@ def figures(page: Path, table: pd.DataFrame) -> str:
     rows = table[table.workload == [*all_there, SHOWN_WORKLOADS[0]][0]].set_index("strategy").loc[named]
     columns = {kind: rows[f"{kind}_bytes"] for kind in MEMORY_KINDS} | {"all tensors": rows.tensor_bytes}
     shown = {"strategy": [f"`{name}`" for name in rows.index], "ranks": rows.world_size.astype(int)}
-    shown |= {name: (sizes / 2**20).map("{:.2f}".format) for name, sizes in columns.items()}
+    shown |= {name: (sizes / 2**20).map("{:.2f}".format) for name, sizes in columns.items() if sizes.any()}
     shown |= {"sent": (rows.bytes_per_step / 2**20).map("{:.2f}".format)}
     return str(pd.DataFrame(shown).to_markdown(index=False, disable_numparse=True))
 
@@ -168,8 +168,9 @@ def key_table(kind: type[BaseModel], groups: dict[str, type[BaseModel]] | None =
 
 def matrix(table: pd.DataFrame) -> str:
     """Format a Markdown table of the results: test loss of ``single``, relative difference of the others, or a reason;
-    then the largest difference of ``single``'s twins.
+    then the largest difference of ``single``'s twins. Variants of workloads are left out.
     """
+    table = table[table.workload.map(variants.base) == table.workload]
     config = load.config({"strategies": ["all"], "workloads": list(dict.fromkeys(table.workload))})
     _, left_out = resolve.matrix(config)
     reasons = {cell: general(reason, *cell) for cell, reason in left_out.items()}
