@@ -74,7 +74,7 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     ``whole``: the matrix must have every strategy, which fails for one that was just added.
     """
     files: dict[Path, str] = {}
-    tables: dict[str, type[BaseModel]] = {
+    lists: dict[str, type[BaseModel]] = {
         "config": config.Config,
         "workload": types.Workload,
         "source": types.DataSource,
@@ -86,8 +86,8 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
         "strategy": types.Strategy,
     }
     settings = ROOT / "docs/settings.md"
-    blocks = {name: key_table(kind) for name, kind in tables.items()} | {
-        "site keys": key_table(sites.Site, SITE_GROUPS),
+    blocks = {name: key_list(kind) for name, kind in lists.items()} | {
+        "site keys": key_list(sites.Site, SITE_GROUPS),
         "edits": edits_table(),
     }
     files[settings] = fill(settings, blocks)
@@ -150,19 +150,20 @@ def edits_table() -> str:
     return "\n".join(lines)
 
 
-def key_table(kind: type[BaseModel], groups: dict[str, type[BaseModel]] | None = None) -> str:
-    """Format a Markdown table of a settings class: key, default, meaning; keys of its groups are written group.key."""
-    lines = ["| key | default | meaning |", "| --- | --- | --- |"]
+def key_list(kind: type[BaseModel], groups: dict[str, type[BaseModel]] | None = None) -> str:
+    """Format a Markdown list of a settings class: key, default, meaning; keys of its groups are written group.key."""
+    lines = []
     rows = [(name, field) for name, field in kind.model_fields.items() if name not in (groups or {})]
     rows += [
         (f"{group}.{n}", field) for group, part in (groups or {}).items() for n, field in part.model_fields.items()
     ]
     for name, field in rows:
-        default: Any = field.get_default(call_default_factory=True)
-        if isinstance(default, BaseModel):
-            default = "see below"
-        shown = "required" if field.is_required() else f"`{json.dumps(default)}`"
-        lines.append(f"| `{name}` | {shown} | {field.description} |")
+        if field.is_required():
+            shown = "required"
+        else:
+            default: Any = field.get_default(call_default_factory=True)
+            shown = "see below" if isinstance(default, BaseModel) else f"`{json.dumps(default)}`"
+        lines.append(f"- `{name}` ({shown}): {field.description}")
     return "\n".join(lines)
 
 
