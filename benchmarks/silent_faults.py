@@ -229,7 +229,7 @@ def listed(trainings: list[Training]) -> str:
 def began_at(place: list[Any] | None) -> str:
     """Format the kind of the first difference of two captures, and its step if that is not the first."""
     if not place:
-        return UNSEEN
+        return "no difference"
     return place[1] if place[0] <= 0 else f"step {place[0] + 1}, {place[1]}"
 
 
