@@ -5,7 +5,7 @@ Each is put into a copy of this project's code, as by `make mutants`, and a
 small model is trained with it on two or four ranks, in float32, bf16 and
 float64. Its losses and gradient norms are compared with those of one device,
 the run is judged as a summary does it, and its first steps are diagnosed. The
-same trainings without a fault show false alarms. Writes the tables of
+same trainings without a fault show false alarms. Writes the lists of
 docs/evidence.md; with words, only prints faults whose name or source has them.
 """
 
@@ -38,7 +38,6 @@ from sources import PUBLISHED, Published  # type: ignore[import-not-found]
 VISIBLE = 0.01
 """Relative difference of a loss or a gradient norm that a plot shows."""
 BY_NAME = {fault.name: fault for fault in FAULTS}
-COLUMNS = ("fault", "published in", "first difference", "verdict misses it in")
 UNSEEN, SOUND = "-", "no fault"
 
 
@@ -102,7 +101,7 @@ def main() -> None:
 
     minutes = (time.monotonic() - began) / 60
     blocks = {
-        "published faults": table(trainings),
+        "published faults": listed(trainings),
         "counts": counts(trainings, minutes),
         "elsewhere": elsewhere([known for known in asked if not case_of(known)]),
     }
@@ -215,27 +214,23 @@ def first(numbers: Iterator[int]) -> str:
     return UNSEEN if number is None else f"step {number + 1}"
 
 
-def table(trainings: list[Training]) -> str:
-    """Format a Markdown table with a row per fault."""
-    rows = []
+def listed(trainings: list[Training]) -> str:
+    """Format a Markdown list of the faults: source, first difference, and where the verdict misses it."""
+    lines = []
     for training in trainings:
         if known := training.known:
-            rows.append(
-                [
-                    known.says + (f" ({known.note})" if known.note else ""),
-                    known.sources,
-                    began_at(training.found.get("first")),
-                    " ".join(each for each in measuring.PRECISIONS if not training.is_unequal(each)),
-                ]
-            )
-    return markdown([[*COLUMNS], *rows])
+            says = known.says + (f" ({known.note})" if known.note else "")
+            missed = ", ".join(each for each in measuring.PRECISIONS if not training.is_unequal(each))
+            found = began_at(training.found.get("first"))
+            lines.append(f"- {says} ({known.sources}): {found}" + (f"; missed in {missed}" if missed else ""))
+    return "\n".join(lines)
 
 
 def began_at(place: list[Any] | None) -> str:
-    """Format the step and kind of the first difference of two captures."""
+    """Format the kind of the first difference of two captures, and its step if that is not the first."""
     if not place:
-        return UNSEEN
-    return place[1] if place[0] < 0 else f"step {place[0] + 1}, {place[1]}"
+        return "no difference"
+    return place[1] if place[0] <= 0 else f"step {place[0] + 1}, {place[1]}"
 
 
 def counts(trainings: list[Training], minutes: float) -> str:
@@ -258,13 +253,13 @@ def counts(trainings: list[Training], minutes: float) -> str:
 
 
 def elsewhere(published: list[Published]) -> str:
-    """Format a Markdown table of what no small training shows, and what is not reproduced."""
-    lines = [["fault", "published in", "seen by, or why not reproduced"]]
+    """Format a Markdown list of what no small training shows, and what is not reproduced."""
+    lines = []
     for known in published:
         tests = BY_NAME[known.fault].tests if known.fault else ()
         seen_by = ", ".join(f"`{test.removeprefix('tests/')}`" for test in tests if test != "--long")
-        lines.append([known.says, known.sources, seen_by or known.note])
-    return markdown(lines)
+        lines.append(f"- {known.says} ({known.sources}): {seen_by or known.note}")
+    return "\n".join(lines)
 
 
 def markdown(lines: list[list[str]]) -> str:

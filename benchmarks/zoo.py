@@ -11,10 +11,8 @@ import argparse
 import json
 import multiprocessing
 import os
-import re
 import sys
 import tempfile
-import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -49,8 +47,6 @@ INCOMPLETE: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": {"heads_per_ngram": 2, "ngram_vocab_size_base": 128, "split_ngram_parts": 2},
 }
 """Type of model: what its class has no default for."""
-LONGEST = 240
-"""Characters of a reason on the page."""
 SIGNS = {"equal": "=", "differs": "≠", "refused": "·", "failed": "!"}
 NOT_EQUAL = ("refused", "differs", "failed")
 """Columns of the table."""
@@ -204,7 +200,7 @@ def write_page(found: dict[str, dict[str, Proof]]) -> None:
 
 
 def table(found: dict[str, dict[str, Proof]]) -> str:
-    """Format a Markdown table: types of models whose strategies have the same outcomes, and what is not equal."""
+    """Format a Markdown table: types of models whose strategies have the same outcomes."""
     import transformers
 
     proofs = {kind: of_kind for kind, of_kind in found.items() if "" not in of_kind}
@@ -224,34 +220,9 @@ def table(found: dict[str, dict[str, Proof]]) -> str:
     ]
     ordered = sorted(alike.items(), key=lambda each: (-len(each[1]), each[1]))
     lines += [f"| {' '.join(kinds)} | {' | '.join(outcomes)} |" for outcomes, kinds in ordered]
-    lines += ["", "What differs:", ""]
-    lines += [
-        f"- {', '.join(kinds)}: {reason} ({', '.join(under)})"
-        for (kinds, reason), under in reasons(proofs, "differs").items()
-    ]
     if left := [kind for kind, of_kind in found.items() if "" in of_kind]:
         lines += ["", f"Without a tiny model, so without proofs: {' '.join(left)}."]
     return "\n".join(lines)
-
-
-def reasons(proofs: dict[str, dict[str, Proof]], verdict: str) -> dict[tuple[tuple[str, ...], str], list[str]]:
-    """Return {(types, reason): strategies} of a verdict, what most types share first."""
-    types: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for kind, of_kind in proofs.items():
-        for name, proof in of_kind.items():
-            if proof.verdict == verdict:
-                types[name, plain(proof.reason)].append(kind)
-    found: dict[tuple[tuple[str, ...], str], list[str]] = defaultdict(list)
-    for (name, reason), kinds in types.items():
-        found[tuple(kinds), reason].append(f"`{name}`")
-    return dict(sorted(found.items(), key=lambda each: (-len(each[0][0]), each[0])))
-
-
-def plain(reason: str) -> str:
-    """Return a reason on one line, without the names that only the check's own run has."""
-    line = re.sub(r"hf:/\S*/tmp\w+|/tmp/tmp\w+", "of this type", " ".join(reason.split()))
-    line = re.sub(r"^\w+ x model: (model of this type )?", "", line).replace("of of", "of").rstrip(".")
-    return textwrap.shorten(line, LONGEST, placeholder=" ...")
 
 
 if __name__ == "__main__":

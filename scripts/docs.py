@@ -74,7 +74,7 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
     ``whole``: the matrix must have every strategy, which fails for one that was just added.
     """
     files: dict[Path, str] = {}
-    tables: dict[str, type[BaseModel]] = {
+    lists: dict[str, type[BaseModel]] = {
         "config": config.Config,
         "workload": types.Workload,
         "source": types.DataSource,
@@ -86,8 +86,8 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
         "strategy": types.Strategy,
     }
     settings = ROOT / "docs/settings.md"
-    blocks = {name: key_table(kind) for name, kind in tables.items()} | {
-        "site keys": key_table(sites.Site, SITE_GROUPS),
+    blocks = {name: key_list(kind) for name, kind in lists.items()} | {
+        "site keys": key_list(sites.Site, SITE_GROUPS),
         "edits": edits_table(),
     }
     files[settings] = fill(settings, blocks)
@@ -136,7 +136,7 @@ def figures(page: Path, table: pd.DataFrame) -> str:
     rows = table[table.workload == [*all_there, SHOWN_WORKLOADS[0]][0]].set_index("strategy").loc[named]
     columns = {kind: rows[f"{kind}_bytes"] for kind in MEMORY_KINDS} | {"all tensors": rows.tensor_bytes}
     shown = {"strategy": [f"`{name}`" for name in rows.index], "ranks": rows.world_size.astype(int)}
-    shown |= {name: (sizes / 2**20).map("{:.2f}".format) for name, sizes in columns.items()}
+    shown |= {name: (sizes / 2**20).map("{:.2f}".format) for name, sizes in columns.items() if sizes.any()}
     shown |= {"sent": (rows.bytes_per_step / 2**20).map("{:.2f}".format)}
     return str(pd.DataFrame(shown).to_markdown(index=False, disable_numparse=True))
 
@@ -150,26 +150,28 @@ def edits_table() -> str:
     return "\n".join(lines)
 
 
-def key_table(kind: type[BaseModel], groups: dict[str, type[BaseModel]] | None = None) -> str:
-    """Format a Markdown table of a settings class: key, default, meaning; keys of its groups are written group.key."""
-    lines = ["| key | default | meaning |", "| --- | --- | --- |"]
+def key_list(kind: type[BaseModel], groups: dict[str, type[BaseModel]] | None = None) -> str:
+    """Format a Markdown list of a settings class: key, default, meaning; keys of its groups are written group.key."""
+    lines = []
     rows = [(name, field) for name, field in kind.model_fields.items() if name not in (groups or {})]
     rows += [
         (f"{group}.{n}", field) for group, part in (groups or {}).items() for n, field in part.model_fields.items()
     ]
     for name, field in rows:
-        default: Any = field.get_default(call_default_factory=True)
-        if isinstance(default, BaseModel):
-            default = "see below"
-        shown = "required" if field.is_required() else f"`{json.dumps(default)}`"
-        lines.append(f"| `{name}` | {shown} | {field.description} |")
+        if field.is_required():
+            shown = "required"
+        else:
+            default: Any = field.get_default(call_default_factory=True)
+            shown = "see below" if isinstance(default, BaseModel) else f"`{json.dumps(default)}`"
+        lines.append(f"- `{name}` ({shown}): {field.description}")
     return "\n".join(lines)
 
 
 def matrix(table: pd.DataFrame) -> str:
     """Format a Markdown table of the results: test loss of ``single``, relative difference of the others, or a reason;
-    then the largest difference of ``single``'s twins.
+    then the largest difference of ``single``'s twins. Variants of workloads are left out.
     """
+    table = table[table.workload.map(variants.base) == table.workload]
     config = load.config({"strategies": ["all"], "workloads": list(dict.fromkeys(table.workload))})
     _, left_out = resolve.matrix(config)
     reasons = {cell: general(reason, *cell) for cell, reason in left_out.items()}

@@ -16,5 +16,5 @@ def test_the_site_is_built_and_its_links_lead_somewhere(make_tree, tmp_path):
     page = (tmp_path / "site/docs/sites/jureca/index.html").read_text()
     assert "NCCL_SOCKET_IFNAME=ib0" in page
     assert not re.search(r'(src|href)="https?://[^"]*\.(js|css|woff2?)"', page), "nothing is loaded from elsewhere"
-    (tmp_path / ".site/docs/glossary.md").write_text("[nowhere](nothing.md)\n")
+    (tmp_path / ".site/docs/troubleshooting.md").write_text("[nowhere](nothing.md)\n")
     assert "nothing.md" in tree.run("python", "-m", "mkdocs", "build", "--strict", check=False).stdout

@@ -161,12 +161,12 @@ class Recipe(Strict):
     length_buckets: bool = Field(
         False,
         description="With gradient_accumulation_steps: sort a rank's samples of a step by length before splitting them "
-        "into micro-batches, to reduce padding (xsum); the samples of a step stay the same.",
+        "into micro-batches, to reduce padding (xsum).",
     )
     sync_batch_norm: bool = Field(
         False,
-        description="Batch norm of data-parallel strategies uses the statistics of the samples of all ranks "
-        "(torch.nn.SyncBatchNorm), as one device does, and not of each rank's own.",
+        description="Batch norm of data-parallel strategies uses the statistics of all ranks' samples, as one device "
+        "does (torch.nn.SyncBatchNorm).",
     )
     label_smoothing: float = Field(
         0.0,
@@ -177,8 +177,8 @@ class Recipe(Strict):
     )
     loss_chunks: PositiveInt = Field(
         1,
-        description="Parts of the sequence for which logits and loss of text are computed one after the other, and "
-        "again in the backward pass, so that the whole logits are never in memory (large vocabularies).",
+        description="Parts of the sequence for which logits and loss of text are computed one after the other, so that "
+        "the whole logits are never in memory (large vocabularies).",
     )
     activation_checkpointing: Literal["none", "selective", "alternate", "full", "auto"] = Field(
         "none",
@@ -200,8 +200,8 @@ class Recipe(Strict):
     )
     deterministic: bool = Field(
         False,
-        description="Bitwise reproducible results, also on a GPU, whose fastest kernels add in varying order; slower, "
-        "and an error if an operator has no deterministic kernel (torch.use_deterministic_algorithms).",
+        description="Bitwise reproducible results, also on a GPU (torch.use_deterministic_algorithms): slower, and an "
+        "error if an operator has no deterministic kernel.",
     )
     checkpoint_interval_steps: PositiveInt | None = Field(
         None, description="Steps between checkpoints (null: by time only)."

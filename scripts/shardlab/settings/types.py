@@ -170,8 +170,7 @@ class Workload(Strict):
         "before column layers (norm_whole: before other layers), split along the sequence with sequence_parallel; "
         "dropout: a Dropout between column and row; router, experts: a mixture of experts, by the hidden size of "
         "each. Empty: tp is not supported. Of a transformers model in the words of the library (colwise, rowwise, "
-        "...), with `*` for the number of a layer, also of single parameters. Empty there: the plan that the library "
-        "declares for the model.",
+        "...); empty there: the plan that the library declares.",
     )
     tensor_sizes: list[str] = Field(default=[], description="Model arguments that tp must divide (heads, hidden, ...).")
     context_sizes: list[str] | None = Field(
