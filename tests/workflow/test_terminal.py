@@ -5,12 +5,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from helpers.common import Tree
+from helpers.common import Tree, until
 
 pytestmark = pytest.mark.skipif(shutil.which("script") is None, reason="util-linux's script is not here")
 TRY = ["make", "--old-file=.venv/run", f"BIN={Path(sys.executable).parent}", "try"]
@@ -33,10 +32,6 @@ def lines(seen, bar=False):
     """What was written, without colours: the states of the bar, or all else."""
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen).replace("\r", "\n")
     return [line.strip() for line in plain.splitlines() if line.strip() and ("━━" in line) == bar]
-
-
-def text_of(path):
-    return path.read_text() if path.exists() else ""
 
 
 def test_a_bar_a_line_per_run_and_a_sentence_per_failure(tree):
@@ -64,11 +59,10 @@ def test_a_bar_a_line_per_run_and_a_sentence_per_failure(tree):
     child = on_terminal(tree, *CALL, "recipe={epochs: 1000000, max_steps: 1000000}", "--", "all", NO_COLOR="1")
     metrics = tree.path / "results/single/mlp/metrics.jsonl"
     log = tree.path / "results/single" / DIVERGING / "logs/train.log"
-    end = time.monotonic() + 90
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 200 and "error:" in text_of(log)):
-        assert time.monotonic() < end
-        assert child.poll() is None
-        time.sleep(0.2)
+    until(
+        lambda: len(metrics.read_text().splitlines()) > 200 and "error:" in log.read_text(),
+        alive=lambda: child.poll() is None,
+    )
     child.stdin.write("\x03")
     child.stdin.flush()
     seen, _ = child.communicate(timeout=60)
