@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -89,6 +91,18 @@ def save_initial(run, path):
     from shardlab.models.weights import save
 
     save(initial_weights(run).items(), models.state(build(run)), path)
+
+
+def until(ready, seconds=90, alive=lambda: True):
+    """Wait for a condition, while another holds; files that are not there yet make it false."""
+    end = time.monotonic() + seconds
+    while True:
+        with suppress(OSError, IndexError):
+            if ready():
+                return
+        assert alive()
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @dataclass(frozen=True)

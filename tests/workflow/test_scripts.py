@@ -3,12 +3,11 @@
 import re
 import shutil
 import signal
-import time
 
 import pandas as pd
 import pytest
 
-from helpers.common import ROOT
+from helpers.common import ROOT, until
 
 STRATEGIES = """
 my_one: {script: mine/train.py}
@@ -122,11 +121,7 @@ def test_a_stopped_script_goes_on_with_its_checkpoints(project, launch):
     folder = project.path / "results/my_ddp/mlp"
     before = (folder / "model.safetensors").read_bytes()
     process = project.start(*launch.words, "--restart", FAULT="sleep 0.2")
-    until = time.monotonic() + 60
-    while not (folder / "script/checkpoints/last.pt").exists():
-        assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    until((folder / "script/checkpoints/last.pt").exists, alive=lambda: process.poll() is None)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 1
     # Its script was edited: nothing goes on from there, and nothing is lost.

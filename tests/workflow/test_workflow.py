@@ -6,19 +6,70 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 
 import pandas as pd
 import pytest
 
-from helpers.common import ROOT, Tree
+from helpers.common import ROOT, Tree, until
 from shardlab.measure.collectives import COLLECTIVES
 
+MISTAKES = {
+    "unknown key `worklods`; did you mean `workloads`?": ["--config", "worklods=[mlp]", "--", "all"],
+    "there is no strategy 'fsdpp'; did you mean fsdp?": ["results/fsdpp/mlp.done"],
+}
+"""Words of the sentence that ends a call, and its arguments; tests/unit/test_call_runs.py has the others."""
+RUNS = ["fsdp/mlp", "tp/mnist"]
+CALLS = {words: ["--profile", "workflow/profiles/local", *arguments] for words, arguments in MISTAKES.items()}
+CALLS |= {
+    "slurm": ["--profile", "workflow/profiles/slurm", "-n", "all"],
+    "evaluate": ["-n", "-p", *(f"results/{run}/test.json" for run in RUNS)],
+    "compare": ["-n", "-p", "--config", "workloads=[mlp,mnist]", "strategies=[single,ddp,fsdp]", "--", "all"],
+    "graph": ["results/fsdp/mlp.done", "--dag"],
+}
 
-def test_slurm_profile_lists_the_jobs_without_slurm(tree):
-    listed = tree.snakemake("-n", "all", profile="slurm").stdout
+
+@pytest.fixture(scope="module")
+def called(make_tree, tmp_path_factory):
+    """A copy of the project, and how each call ended there (null: well), with its output."""
+    tree = make_tree(tmp_path_factory.mktemp("calls"))
+    said = tree.run(sys.executable, str(ROOT / "tests/helpers/calls.py"), json.dumps([*CALLS.values()])).stdout
+    return tree, dict(zip(CALLS, json.loads(said.splitlines()[-1]), strict=True))
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_mistakes_end_the_call_before_any_job(called, words):
+    tree, calls = called
+    status, output = calls[words]
+    assert status == 1
+    assert words in output
+    assert "Traceback" not in output
+    assert not (tree.path / "data").exists()
+    assert [path.name for path in (tree.path / "results").iterdir()] == ["README.md"]
+
+
+def test_slurm_profile_lists_the_jobs_without_slurm(called):
+    _, listed = called[1]["slurm"]
     assert re.search(r"^train +62$", listed, re.MULTILINE)
     assert "Training llama2 under fsdp_tp" in listed
+
+
+def test_each_run_is_evaluated_by_its_own_weights(called):
+    words = r"shardlab launch evaluate --settings results/(\S+)/run.json .* --weights results/(\S+)/model"
+    assert sorted(re.findall(words, called[1]["evaluate"][1])) == [(run, run) for run in RUNS]
+
+
+def test_each_run_s_weights_are_compared_with_those_of_its_workload_s_single(called):
+    words = r"--weights results/(\S+)/model.safetensors --single results/single/(\S+)/model.safetensors --initial "
+    words = rf"shardlab launch compare --settings results/(\S+)/run.json +{words}results/init/(\S+).safetensors"
+    runs = [f"{strategy}/{workload}" for strategy in ("ddp", "fsdp") for workload in ("mlp", "mnist")]
+    expected = sorted((run, run, *[run.partition("/")[2]] * 2) for run in runs)
+    assert sorted(re.findall(words, called[1]["compare"][1])) == expected
+
+
+def test_a_graph_is_drawn(called):
+    _, drawn = called[1]["graph"]
+    assert drawn.count("digraph") == 1
+    assert all(rule in drawn for rule in ("resolve", "prepare", "init", "train"))
 
 
 def test_dry_run_needs_no_profile(tree):
@@ -39,26 +90,6 @@ def test_no_rule_needs_a_certain_workload_or_strategy(tree):
     listed = tree.run("snakemake", "-n", *config, *targets).stdout
     assert re.search(r"^resolve_site +1$", listed, re.MULTILINE)
     assert not re.search(r"mlp|ddp", listed)
-
-
-def test_each_run_is_evaluated_by_its_own_weights(tree):
-    runs = ["fsdp/mlp", "tp/mnist"]
-    said = tree.run("snakemake", "-n", "-p", *(f"results/{run}/test.json" for run in runs)).stdout
-    lines = re.findall(
-        r"shardlab launch evaluate --settings results/(\S+)/run.json .* --weights results/(\S+)/model", said
-    )
-    assert sorted(lines) == [(run, run) for run in runs]
-
-
-def test_each_run_s_weights_are_compared_with_those_of_its_workload_s_single(tree):
-    config = ["--config", "workloads=[mlp,mnist]", "strategies=[single,ddp,fsdp]"]
-    said = tree.run("snakemake", "-n", "-p", *config, "--", "all").stdout
-    words = r"--weights results/(\S+)/model.safetensors --single results/single/(\S+)/model.safetensors --initial "
-    lines = re.findall(
-        rf"shardlab launch compare --settings results/(\S+)/run.json +{words}results/init/(\S+).safetensors", said
-    )
-    runs = [f"{strategy}/{workload}" for strategy in ("ddp", "fsdp") for workload in ("mlp", "mnist")]
-    assert sorted(lines) == [(run, run, *[run.partition("/")[2]] * 2) for run in runs]
 
 
 def test_every_value_in_the_lines_of_rules_is_quoted():
@@ -85,40 +116,6 @@ def test_a_folder_s_name_is_no_code(make_tree, tmp_path):
     tree.run(*call, "--", *made)
     assert all((tree.path / name).exists() for name in made)
     assert not [*tmp_path.rglob("injected")]
-
-
-def test_a_graph_is_drawn(tree):
-    drawn = tree.run("snakemake", "results/fsdp/mlp.done", "--dag").stdout
-    assert drawn.count("digraph") == 1
-    for rule in ("resolve", "prepare", "init", "train"):
-        assert rule in drawn
-
-
-MISTAKES = [
-    (["--config", "worklods=[mlp]", "--", "all"], "unknown key `worklods`; did you mean `workloads`?"),
-    (["results/fsdpp/mlp.done"], "there is no strategy 'fsdpp'; did you mean fsdp?"),
-]
-"""Arguments of a call, and words of the sentence that ends it; tests/unit/test_call_runs.py has the others."""
-
-
-@pytest.fixture(scope="module")
-def ended(make_tree, tmp_path_factory):
-    """A copy of the project, and how each call with a mistake in it failed, with its output."""
-    tree = make_tree(tmp_path_factory.mktemp("mistakes"))
-    calls = json.dumps([["--profile", "workflow/profiles/local", *arguments] for arguments, _ in MISTAKES])
-    said = tree.run(sys.executable, str(ROOT / "tests/helpers/calls.py"), calls).stdout
-    return tree, json.loads(said.splitlines()[-1])
-
-
-@pytest.mark.parametrize("number", range(len(MISTAKES)), ids=[words for _, words in MISTAKES])
-def test_mistakes_end_the_call_before_any_job(ended, number):
-    tree, calls = ended
-    status, output = calls[number]
-    assert status == 1
-    assert MISTAKES[number][1] in output
-    assert "Traceback" not in output
-    assert not (tree.path / "data").exists()
-    assert [path.name for path in (tree.path / "results").iterdir()] == ["README.md"]
 
 
 def test_a_configuration_file_is_checked_before_snakemake_reads_it(tree):
@@ -191,13 +188,6 @@ def test_a_call_that_was_to_make_no_table_prints_none_if_it_fails(tree):
     assert "wrong: " in failed.stdout
     assert "missing" not in failed.stdout.replace("Missing output files", "")
     assert not (tree.path / "results/report.html").exists()
-
-
-def until(ready, seconds=90):
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 @pytest.mark.long
