@@ -128,7 +128,7 @@ def write(tmp_path):
 WAITS = """
 if forks.served is None: sys.exit("a new process")
 print(os.getpid(), flush=True)
-time.sleep(60)
+time.sleep(300)  # longer than a test waits
 """
 
 
