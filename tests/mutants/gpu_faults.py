@@ -205,7 +205,7 @@ FAULTS = [
         "config/sites/perlmutter.yaml",
         "--env-host, ",
         "",
-        at("unit/test_sites", "test_podman_mounts_also_the_folder_of_a_workflow_that_uses_this_one_and_hands_the_environment_on"),
+        at("unit/test_sites", "test_podman_mounts_the_folder_of_a_workflow_and_hands_the_environment_on"),
     ),
     Fault(
         "a queue's limit of GPUs in all is that of a node",
