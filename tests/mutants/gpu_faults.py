@@ -1,6 +1,6 @@
 """On a GPU and not on a CPU."""
 
-from fault import ACCUMULATED, CHECKPOINT, NATIVE, STEP, ZERO, Fault, S, at, parity
+from fault import ACCUMULATED, CHECKPOINT, NATIVE, STEP, ZERO, Fault, S, at
 
 DEVICE, RUNS, SIMULATE, LOOP = (
     f"{S}runtime/device.py",
@@ -67,7 +67,9 @@ FAULTS = [
         LOOP,
         "    distributed.limit_groups(run.site.hang_seconds)\n",
         "",
-        parity("hsdp-mlp-float64"),
+        at(
+            "parity/test_parity", "test_each_group_has_the_site_s_limit_and_each_rank_writes_its_part[hsdp-mlp-float64]"
+        ),
     ),
     Fault(
         "an image that srun starts is not there for a script's ranks",
@@ -105,7 +107,10 @@ FAULTS = [
         ZERO,
         "for name, value in self.weights() if self.world.is_rank0 or not to_write}",
         "for name, value in self.weights()}",
-        parity("zero3-mlp-float32"),
+        at(
+            "parity/test_parity",
+            "test_each_group_has_the_site_s_limit_and_each_rank_writes_its_part[zero3-mlp-float32]",
+        ),
     ),
     Fault(
         "offloaded states counted as the device's",
@@ -200,7 +205,7 @@ FAULTS = [
         "config/sites/perlmutter.yaml",
         "--env-host, ",
         "",
-        at("unit/test_sites", "test_podman_mounts_the_other_workflow_and_hands_the_environment_on"),
+        at("unit/test_sites", "test_podman_mounts_the_folder_of_a_workflow_and_hands_the_environment_on"),
     ),
     Fault(
         "a queue's limit of GPUs in all is that of a node",
@@ -214,7 +219,7 @@ FAULTS = [
         f"{RUNS}/cpu_binding.py",
         "return numbers[local_rank] if local_rank < len(numbers) else local_rank",
         "return local_rank",
-        at("unit/test_gpus", "test_a_rank_runs_on_the_cores_of_its_gpu_only"),
+        at("unit/test_cpu_binding", "test_a_rank_runs_on_the_cores_of_its_gpu_only"),
     ),
     Fault(
         "the steps of a shared job meet at one port",
@@ -229,6 +234,13 @@ FAULTS = [
         '"--profile", os.environ.get(PROFILE, local), ',
         "",
         at("unit/test_remedies", "test_a_remedy_has_the_profile_of_the_current_call"),
+    ),
+    Fault(
+        "an estimate is for no rule",
+        f"{RUNS}/progress.py",
+        '"noise_floor": 40.0',
+        '"twins": 40.0',
+        at("unit/test_rule_names", "test_a_rule_of_that_name_exists"),
     ),
     Fault(
         "each layer computes its rotary angles",

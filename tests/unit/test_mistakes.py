@@ -55,9 +55,11 @@ SWEEPS = [
 ]
 STRATEGIES = [
     ({"dp_shard": 3}, {}, UserError, ["do not divide the world of 2 ranks", "multiple of 3"]),
+    ({"dp_replicate": 1}, {}, UserError, ["do not divide the world"]),
     ({"dp_shard": -1, "dp_replicate": -1}, {}, UserError, ["only one degree can be -1"]),
     ({"dp_replicate": 1, "tp": 2}, {}, UserError, ["needs dp_shard", "dp_shard: 1"]),
     ({"dp_shard": 0}, {}, UserError, ["a degree must be at least 1"]),
+    ({"dp_shard": -1, "tp": 4, "min_ranks": 6}, {}, UserError, ["do not divide the world of 6"]),
     ({"dp_shard": -1, "tp": 8, "min_ranks": 8}, {}, UserError, ["tp 8 does not divide heads 4", "tp can be 1, 2."]),
     ({"cpu_offload": True, "dp_replicate": -1}, {}, UserError, ["cpu_offload needs dp_shard or cp; add it, or remove"]),
     ({"sequence_parallel": True, "dp_shard": -1}, {}, UserError, ["sequence_parallel needs tp"]),

@@ -180,7 +180,7 @@ def test_a_stage_that_needs_no_gpu_need_not_ask_for_one():
     assert "gres" not in slurm.resources(site, "plan", 1, 1, 30)
 
 
-def test_podman_mounts_the_other_workflow_and_hands_the_environment_on(monkeypatch):
+def test_podman_mounts_the_folder_of_a_workflow_and_hands_the_environment_on(monkeypatch):
     """And the project itself, which podman would not have otherwise; a bind may name its place inside. Nothing of the
     environment gets into its containers otherwise: NCCL's, the threads', the ranks' numbers.
     """
