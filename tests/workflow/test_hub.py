@@ -125,8 +125,7 @@ def test_a_model_of_the_hub_from_the_download_to_the_summary(hub, tree, tmp_path
 
 
 def test_a_killed_download_is_none_and_another_call_completes_it(hub, tmp_path):
-    test = "default/test-00000-of-00001.parquet"
-    hub.stalled.add(test)
+    hub.stalled.add("default/train-00000-of-00001.parquet")
     command = [sys.executable, COMMAND, "download", "--data", data_set("xsum").model_dump_json()]
     killed = subprocess.Popen([*map(str, command), "--output", str(tmp_path)], env=os.environ | environment(hub))
     deadline = time.monotonic() + 60

@@ -1,56 +1,53 @@
-"""Files of data sets and models of the Hugging Face hub: downloaded on the login node, with a manifest.
+"""Data sets and models of the Hugging Face hub: downloaded on the login node by its own libraries, with a manifest.
 
-What is downloaded is compared with the commit's own digests: the folder has the files of that commit, whatever was
-there before.
+Of a data set, the named columns stay, as one Parquet file per split of the repository.
 """
 
-import dataclasses
-import errno
-import hashlib
+import copy
+import glob
+import re
+import shutil
+import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from fnmatch import fnmatch
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from shardlab.data import hub as reader
-from shardlab.data.hub import FILES, MANIFEST, cause
+from shardlab.data.hub import MANIFEST, sentence
 from shardlab.data.store import fingerprint
-from shardlab.errors import UserError, choices, unknown
+from shardlab.errors import UserError, unknown
 from shardlab.files import lock, read_json, sha256, write_json
-from shardlab.settings import split_slices
 from shardlab.settings.types import DataSet, Model
 
 FIRST = "first_download.json"
-"""Copy of the first manifest, which later downloads do not replace (Snakemake removes the manifest itself)."""
-MODEL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
-MODEL_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-OURS = (MANIFEST, FIRST, ".lock", ".cache")
-"""Names in a model's folder that are not of the repository; .cache has the client's notes."""
-CONNECTIONS = 8
-FEW = 100
-"""With more files than that, there is no progress bar for each."""
+"""Manifest of the first download with these settings (Snakemake removes the manifest itself)."""
+CACHE = ".cache"
+"""The client's folder: an interrupted download goes on from what is there."""
+OURS = (MANIFEST, FIRST, CACHE, ".lock")
+"""Names in a folder that are not of the repository."""
+MODEL_FILES = ["config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json"]
+MODEL_FILES += ["chat_template.jinja"]
+MODEL_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
+GROUP, MOST = 2**24, 1000
+"""Bytes, about, and number of rows of a group, all of which is in memory when one of them is read."""
 
 
 def download(data: DataSet, raw: Path) -> dict[str, Any]:
-    """Download the files of the requested configuration and splits into ``raw``, and write the manifest, last.
+    """Download the requested configuration and splits, write their rows into ``raw``, and the manifest, last.
 
-    Returns the manifest: the commit, the SHA-256 of each file, how datasets reads them, and the fingerprint of all
-    files. Interrupted downloads go on with the unfinished files.
+    Returns the manifest: the commit, the repository's ``files`` with their SHA-256, the fingerprint of all, the files
+    of ``rows`` with theirs, and which rows each split has (``parts``).
 
     Raises:
         UserError: no network or no such repository, configuration, split or column; or the files do not match the
-            fingerprint.
+            fingerprint, or cannot be read.
     """
     hub = reader.source_of(data)
     what = f"data set {data.name}"
@@ -60,14 +57,29 @@ def download(data: DataSet, raw: Path) -> dict[str, Any]:
             f"{what}: {hub.repo} at {hub.revision}", "The embedded data needs none: --config data=embedded."
         ):
             commit = _commit("dataset", hub.repo, hub.revision)
-            reading = _reading(data, commit)
-            names = sorted({name for files in reading["splits"].values() for name in files})
-            files = _fetch("dataset", hub.repo, commit, names, raw / FILES)
-        splits = reader.samples(data, reading, raw / FILES)
-        reader.check_fields(data, reading, raw / FILES)
-        for sentence in reader.unused(reading, raw / FILES, splits):
-            print(f"note: {sentence}")
-        return write_manifest(raw, what, hub.model_dump(), commit, files, reading)
+            if kept := _kept(data, raw, commit):
+                reader.samples(data, raw, kept["parts"])
+                return write_manifest(raw, what, kept | {"hub": hub.model_dump(mode="json")})
+            builder = _builder(data, commit)
+            splits = _files(data, builder, commit)
+            wanted = [name for names in splits.values() for name in names]
+            folder, files = _snapshot("dataset", hub.repo, commit, wanted, cache_dir=raw / CACHE)
+        whole = (raw / CACHE).resolve()
+        with tempfile.TemporaryDirectory(dir=whole) as place, _plain(whole) as cache:
+            here, work = (cache / path.relative_to(whole) for path in (folder.resolve(), Path(place)))
+            tables = _tables(data, builder, here, splits, work)
+            parts = _parts(data, {split: len(table) for split, table in tables.items()})
+            _remove_others(raw)
+            for split, table in tables.items():
+                size = max(1, min(MOST, GROUP * len(table) // max(1, table.data.nbytes)))
+                with (raw / f"{split}.parquet").open("wb") as file:
+                    table.to_parquet(file, batch_size=size)
+        rows = {f"{split}.parquet": sha256(raw / f"{split}.parquet") for split in tables}
+        reader.samples(data, raw, parts)
+        manifest = _manifest(hub.model_dump(mode="json"), commit, files) | {"rows": rows, "parts": parts}
+        write_manifest(raw, what, manifest)
+        shutil.rmtree(raw / CACHE)
+        return manifest
 
 
 def download_model(model: Model, folder: Path) -> dict[str, Any]:
@@ -81,63 +93,76 @@ def download_model(model: Model, folder: Path) -> dict[str, Any]:
     wanted = [*MODEL_FILES, *(MODEL_WEIGHTS if model.pretrained else ())]
     with lock(folder / ".lock", "downloaded"):
         (folder / MANIFEST).unlink(missing_ok=True)
+        note = folder / CACHE / "commit"
         with _explained(f"model {model.repo} at {model.revision}"):
             commit = _commit("model", model.repo, model.revision)
-            files = _fetch("model", model.repo, commit, wanted, folder)
+            if not note.exists() or note.read_text() != commit:
+                # The client leaves files that another commit had, and without a network takes them for this one's.
+                _remove_others(folder)
+                shutil.rmtree(folder / CACHE, ignore_errors=True)
+                note.parent.mkdir()
+                note.write_text(commit)
+            for part in (folder / CACHE).rglob("*.incomplete"):  # of a killed call, which the client never goes on with
+                part.unlink()
+            _, files = _snapshot("model", model.repo, commit, wanted, local_dir=folder)
         if "config.json" not in files:
             raise UserError(f"model {model.repo} has no config.json; name a transformers model.")
         if model.pretrained and not any(name.endswith(".safetensors") for name in files):
             raise UserError(f"model {model.repo} has no safetensors weights; convert them, or set pretrained: false.")
         source = {"repo": model.repo, "revision": model.revision}
-        return write_manifest(folder, f"model {model.repo}", source, commit, files)
+        return write_manifest(folder, f"model {model.repo}", _manifest(source, commit, files))
 
 
-def write_manifest(
-    folder: Path,
-    what: str,
-    hub: dict[str, Any],
-    commit: str,
-    files: dict[str, str],
-    reading: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Write and return the manifest of a download: ``hub`` requested it, ``files`` (SHA-256) are read from it.
+def _manifest(hub: dict[str, Any], commit: str, files: dict[str, str]) -> dict[str, Any]:
+    return {"schema_version": 3, "hub": hub, "commit": commit, "files": files, "fingerprint": fingerprint(files)}
+
+
+def write_manifest(folder: Path, what: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Write and return the manifest of a download.
 
     Raises:
         UserError: the fingerprint differs from the one that the configuration pins, or the branch moved since the first
             download.
     """
-    manifest = {
-        "schema_version": 2,
-        "hub": hub,
-        "commit": commit,
-        "files": files,
-        "fingerprint": fingerprint(files),
-    } | ({"reading": reading} if reading else {})
+    hub = manifest["hub"]
     if hub.get("fingerprint") and manifest["fingerprint"] != hub["fingerprint"]:
         raise UserError(
             f"{what}: the files of {hub['repo']} have the fingerprint {manifest['fingerprint']}, but the configuration "
             f"pins {hub['fingerprint']}; name the commit that it was made of as `revision`, or pin the new one."
         )
-    if not (folder / FIRST).exists():
-        write_json(folder / FIRST, manifest)
-    first = read_json(folder / FIRST, "the first download", f"remove {folder} and download again")
-    if _source(first) == _source(manifest) and _moved(first, manifest):
+    first = _first(folder)
+    same = reader.of_files(first.get("hub", {})) == reader.of_files(hub)
+    if same and any(first["files"].get(name, digest) != digest for name, digest in manifest["files"].items()):
         raise UserError(
             f"{what}: {hub['repo']} at {hub['revision']} changed since the first download. Set `revision` to the old "
-            f"commit {first['commit']}, or remove {folder} to use the new one, {commit}."
+            f"commit {first['commit']}, or remove {folder} to use the new one, {manifest['commit']}."
         )
+    if not same:
+        write_json(folder / FIRST, manifest)
     write_json(folder / MANIFEST, manifest)
     return manifest
 
 
-def _source(manifest: dict[str, Any]) -> list[Any]:
-    return [manifest["hub"].get(key) for key in ("repo", "revision", "config")]
+def _first(folder: Path) -> dict[str, Any]:
+    if not (folder / FIRST).exists():
+        return {}
+    return dict(read_json(folder / FIRST, "the first download", f"remove {folder} and download again"))
 
 
-def _moved(first: dict[str, Any], manifest: dict[str, Any]) -> bool:
-    """Whether what both downloads have differs: the content of a file, or how it is read."""
-    old, new = ({**each.get("reading", {}), "splits": None} for each in (first, manifest))
-    return old != new or any(first["files"].get(name, digest) != digest for name, digest in manifest["files"].items())
+def _kept(data: DataSet, raw: Path, commit: str) -> dict[str, Any] | None:
+    """Return the manifest of an earlier download whose rows are those of the commit and still whole; None if not."""
+    first, hub = _first(raw), reader.source_of(data).model_dump(mode="json")
+    if first.get("commit") != commit or reader.of_files(first["hub"]) != reader.of_files(hub):
+        return None
+    paths = {raw / name: digest for name, digest in first.get("rows", {"": None}).items()}
+    return first if all(path.is_file() and sha256(path) == digest for path, digest in paths.items()) else None
+
+
+def _remove_others(folder: Path) -> None:
+    """Remove all but what belongs to a folder of downloads: the files of another commit."""
+    for path in folder.iterdir():
+        if path.name not in OURS:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _commit(kind: str, repo: str, revision: str) -> str:
@@ -147,133 +172,243 @@ def _commit(kind: str, repo: str, revision: str) -> str:
     return str(HfApi().repo_info(repo, revision=revision, repo_type=kind).sha)
 
 
-def _reading(data: DataSet, commit: str) -> dict[str, Any]:
-    """Return how datasets reads the configuration: builder, its options, features, and the files of the named splits.
+def _snapshot(kind: str, repo: str, commit: str, wanted: list[str], **place: Any) -> tuple[Path, dict[str, str]]:
+    """Download the files that match ``wanted``; return their folder, and the SHA-256 of each.
 
     Raises:
-        UserError: there is no such configuration, split or column.
+        UserError: one is missing afterwards.
     """
+    from huggingface_hub import HfApi, snapshot_download
+
+    there = HfApi().list_repo_files(repo, revision=commit, repo_type=kind)
+    if kind == "dataset":
+        names = sorted({*wanted})
+        used, all_of_them = (Counter(Path(name).suffix for name in each) for each in (names, there))
+        kinds = ", ".join(f"{count} of {all_of_them[suffix]} {suffix}" for suffix, count in sorted(used.items()))
+        print(f"files of the repository that are read: {kinds}")
+    else:
+        tops = sorted(name for name in there if "/" not in name)
+        names = [name for name in tops if any(fnmatch(name, pattern) for pattern in wanted)]
+    exact = [glob.escape(name) for name in names]
+    folder = Path(snapshot_download(repo, repo_type=kind, revision=commit, allow_patterns=exact, **place))
+    for name in names:  # without a network the client is content with what is there
+        if not (folder / name).is_file():
+            raise UserError(f"{folder / name} of {repo} was not downloaded; run the same command again.")
+    return folder, {name: sha256(folder / name) for name in names}
+
+
+def _builder(data: DataSet, commit: str) -> Any:
     from datasets import load_dataset_builder
 
     hub = reader.source_of(data)
-    try:
-        builder = load_dataset_builder(hub.repo, hub.config, revision=commit)
-    except ValueError as error:
-        raise _config_error(data, commit) or error from None
-    place = f"data set {data.name}: {hub.repo}"
-    found, prefix = builder.config.data_files or {}, f"hf://datasets/{hub.repo}@{commit}/"
-    files = {str(split): [str(file) for file in names] for split, names in found.items()}
-    splits = {}
-    for name, text in hub.splits.items():
-        split = split_slices.parse(text).split
-        if split not in files:
-            hold = "" if name == "train" else f" To hold out rows of train instead: `holdout: {{{name}: 1000}}`."
-            raise UserError(f"{unknown('split', split, files, place)}{hold}")
-        if others := [file for file in files[split] if not file.startswith(prefix)]:
-            raise UserError(f"{place}: a file of split {split} lies outside of the repository, at {others[0]}.")
-        splits[split] = [file.removeprefix(prefix) for file in files[split]]
-    if features := builder.info.features:
-        for column in hub.columns:
-            reader.find(column, list(features), features, place)
-    return {
-        "builder": builder.name,
-        "options": _options(builder.config),
-        "features": features.to_dict() if features else None,
-        "splits": splits,
-    }
+    with tempfile.TemporaryDirectory() as cache:
+        try:
+            return load_dataset_builder(hub.repo, hub.config, revision=commit, cache_dir=cache)
+        except ValueError as error:  # its sentence has the names of the configurations
+            if "onfig" not in str(error):
+                raise
+            raise UserError(f"data set {data.name}: `config:` of {hub.repo}: {sentence(error)}.") from None
 
 
-def _config_error(data: DataSet, commit: str) -> UserError | None:
-    """Return the error for a configuration that the repository does not have, or for none where it has several."""
-    from datasets import get_dataset_config_names
-
-    hub = reader.source_of(data)
-    names = get_dataset_config_names(hub.repo, revision=commit)
-    if hub.config is None and len(names) > 1:
-        return UserError(
-            f"data set {data.name}: {hub.repo} has several configurations; name one: `config:` {choices(names)}."
-        )
-    if hub.config is not None and hub.config not in names:
-        return unknown("configuration", hub.config, names, f"data set {data.name}: `config:` of {hub.repo}")
-    return None
-
-
-def _options(config: Any) -> dict[str, Any]:
-    """Return what the repository sets of a builder's configuration (the separator of CSV, ...)."""
-    plain = {"name", "version", "description", "data_dir", "data_files", "features"}
-    fields = [field for field in dataclasses.fields(config) if field.name not in plain]
-    values = {field.name: getattr(config, field.name) for field in fields}
-    defaults = {
-        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        for field in fields
-    }
-    return {name: value for name, value in values.items() if value != defaults[name]}
-
-
-def _fetch(kind: str, repo: str, commit: str, wanted: list[str], folder: Path) -> dict[str, str]:
-    """Download the files that match ``wanted`` and return their SHA-256; remove those that are not of this commit.
+def _files(data: DataSet, builder: Any, commit: str) -> dict[str, list[str]]:
+    """Return the files of each split that the configuration names.
 
     Raises:
-        UserError: a file is not the one of the commit.
+        UserError: there is no such split or column.
     """
-    from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.hf_api import RepoFile
-    from huggingface_hub.utils.tqdm import disable_progress_bars
+    from datasets import Dataset
 
-    tree = HfApi().list_repo_tree(repo, recursive=True, revision=commit, repo_type=kind)
-    files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
-    exact = set(wanted)
-    patterns = [] if kind == "dataset" else wanted
-    names = [
-        name
-        for name in files
-        if name in exact or ("/" not in name and any(fnmatch(name, pattern) for pattern in patterns))
-    ]
-    if kind == "dataset":
-        used, there = (Counter(Path(name).suffix for name in each) for each in (names, files))
-        kinds = ", ".join(f"{count} of {there[suffix]} {suffix}" for suffix, count in sorted(used.items()))
-        print(f"files of the repository that are read: {kinds}")
-    if len(names) > FEW:
-        disable_progress_bars()
-    # Left by a killed call: the client never resumes another process's partial file.
-    for part in (folder / ".cache").rglob("*.incomplete"):
-        part.unlink()
-    pool = ThreadPoolExecutor(CONNECTIONS)
-    try:
-        for _ in pool.map(
-            lambda name: hf_hub_download(repo, name, repo_type=kind, revision=commit, local_dir=folder), names
-        ):
-            pass
-    finally:
-        pool.shutdown(cancel_futures=True)
-    for name in names:
-        # Without a network the client is content with the file of another commit.
-        if not _is(folder / name, files[name]):
-            (folder / name).unlink(missing_ok=True)
+    hub = reader.source_of(data)
+    place, prefix = f"data set {data.name}: {hub.repo}", f"hf://datasets/{hub.repo}@{commit}/"
+    found, splits = builder.config.data_files or {}, {}
+    for name, text in hub.splits.items():
+        split = text.partition("[")[0]
+        if split not in found:
+            hold = "" if name == "train" else f" To hold out rows of train instead: `holdout: {{{name}: 1000}}`."
+            raise UserError(f"{unknown('split', split, map(str, found), place)}{hold}")
+        files = [str(file) for file in found[split]]
+        if others := [file for file in files if not file.startswith(prefix)]:
+            raise UserError(f"{place}: a file of split {split} lies outside of the repository, at {others[0]}.")
+        splits[split] = [file.removeprefix(prefix) for file in files]
+    if features := builder.info.features:
+        _named(Dataset.from_dict({name: [] for name in features}, features), hub.columns, place)
+    return splits
+
+
+@contextmanager
+def _plain(folder: Path) -> Iterator[Path]:
+    """Give a folder an address in which datasets, which expands $HOME in any path, finds no variable."""
+    with tempfile.TemporaryDirectory() as place:
+        link = Path(place) / "cache"
+        link.symlink_to(folder)
+        yield link
+
+
+def _tables(data: DataSet, builder: Any, folder: Path, splits: dict[str, list[str]], place: Path) -> dict[str, Any]:
+    """Return the named columns of every split, read by datasets.
+
+    Raises:
+        UserError: a file cannot be read, or there is no such column; files disagree on the names of classes; a row of
+            CSV has more fields than the header; a picture lies outside of the repository.
+    """
+    import pyarrow.parquet as pq
+    from datasets import Features
+    from datasets.data_files import DataFilesDict, DataFilesList
+
+    hub = reader.source_of(data)
+    local = {split: [str(folder / name) for name in names] for split, names in splits.items()}
+    # Folders are the classes of all splits together; other files may differ in columns that nobody named.
+    together = any(kind.__name__ == "FolderBasedBuilder" for kind in type(builder).__mro__)
+    if builder.name == "csv":
+        # pandas takes the first column for the names of rows where each row has a field more than the header.
+        builder.config.index_col = False
+    elif builder.name == "parquet":
+        # The size of the first group of rows, which is the default, can be 0.
+        builder.config.batch_size = MOST
+    tables: dict[str, Any] = {}
+    for number, group in enumerate([[*local]] if together else [[split] for split in local]):
+        part = copy.deepcopy(builder)
+        part.config.data_files = DataFilesDict({split: DataFilesList(local[split], []) for split in group})
+        if together:
+            part.__class__ = _of_folders(type(part))
+        where = f"data set {data.name}: split {', '.join(group)} of {hub.repo}"
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", "Length of header")  # of pandas, which drops fields that are too many
+                part.download_and_prepare(str(place / str(number)), verification_mode="no_checks")
+            tables |= part.as_dataset()
+        except Exception as error:  # of the libraries of a dozen file formats
+            raise UserError(f"{where} cannot be read as {builder.name}: {cause(error)}.") from error
+    for split, rows in tables.items():
+        where = f"data set {data.name}: split {split} of {hub.repo}"
+        there = sum(name.lower().endswith(tuple(part.EXTENSIONS)) for name in local[split]) if together else 0
+        if len(rows) < there:
+            print(f"note: split {split}: {len(rows)} of {there} files have a row of metadata; the others are not read")
+        tables[split] = _with_files(_named(rows, hub.columns, where), folder, where)
+    if builder.name == "parquet":  # of whose files datasets takes the first one's names
+        schemas = {name: folder / name for names in splits.values() for name in names}
+        features = {name: Features.from_arrow_schema(pq.read_schema(path)) for name, path in schemas.items()}
+    else:
+        features = {split: table.features for split, table in tables.items()}
+    _check_classes(data, features)
+    return tables
+
+
+def _named(rows: Any, columns: list[str], place: str) -> Any:
+    """Return the named columns of a table; a field of one, translation.en, is a column of its own.
+
+    Raises:
+        UserError: there is no such column.
+    """
+    paths = {column: [column] if column in rows.column_names else column.split(".") for column in columns}
+    for column, (top, *_) in paths.items():
+        if top not in rows.column_names:
+            raise unknown("column", column, rows.column_names, place)
+    rows = rows.select_columns([*dict.fromkeys(path[0] for path in paths.values())])
+    for column, (top, *path) in paths.items():
+        # datasets reads lines that do not all have the same fields as values of any kind.
+        if path and type(rows.features[top]).__name__ == "Json":
+            rows = rows.map(lambda value, path=path, name=column: {name: _field(value, path)}, input_columns=top)
+    while not {*columns} <= {*rows.column_names} and (flat := rows.flatten()).column_names != rows.column_names:
+        rows = flat
+    for column in columns:
+        if column not in rows.column_names:
+            raise unknown("column", column, rows.column_names, place)
+    return rows.select_columns([*dict.fromkeys(columns)])
+
+
+def _field(value: Any, path: list[str]) -> Any:
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _of_folders(kind: Any) -> Any:
+    class Folders(kind):  # type: ignore[misc]
+        def _generate_examples(self, files: Any, metadata_files: Any, **others: Any) -> Iterator[Any]:
+            # datasets 5.2 takes the folder of an archive for the class of each file in it, and has metadata in a set.
+            parts = [(None if inside else original, inside, each) for original, inside, each in files]
+            return iter(super()._generate_examples(parts, sorted(metadata_files, key=str), **others))
+
+    return Folders
+
+
+def _with_files(rows: Any, folder: Path, where: str) -> Any:
+    """Return rows with the content of pictures whose files lie beside them.
+
+    Raises:
+        UserError: one is not of the repository.
+    """
+    from datasets.table import embed_table_storage
+
+    pictures = [name for name, feature in rows.features.items() if type(feature).__name__ == "Image"]
+    beside = False
+    for name in pictures:
+        for chunk in rows.data.column(name).chunks:
+            for path in chunk.field("path").filter(chunk.field("bytes").is_null()).drop_null().to_pylist():
+                if not Path(path.split("::")[-1]).is_relative_to(folder):
+                    raise UserError(f"{where}: the data of column {name} lies outside of the repository, at {path}.")
+                beside = True
+    return rows.with_format("arrow").map(embed_table_storage, batched=True, batch_size=100) if beside else rows
+
+
+def _parts(data: DataSet, counts: dict[str, int]) -> dict[str, tuple[str, int, int]]:
+    """Return the rows of each split as those of the repository's split, their first one and their end.
+
+    Raises:
+        UserError: it has fewer rows, or two splits have rows in common.
+    """
+    from datasets import ReadInstruction
+
+    splits = {str(name): text for name, text in reader.source_of(data).splits.items()}
+    parts = {}
+    for name, text in splits.items():
+        (part,) = ReadInstruction.from_spec(text).to_absolute(counts)
+        count = counts[part.splitname]
+        # datasets takes what there is.
+        if max(map(int, re.findall(r"\d+\b(?!%)", text.partition("[")[2])), default=0) > count:
             raise UserError(
-                f"{folder / name} is not the file of commit {commit} of {repo}; run the same command again."
+                f"data set {data.name}: `splits` has {name}: {text}, but the split {part.splitname} has only {count} "
+                "rows."
             )
-    for path in sorted(folder.rglob("*"), reverse=True):
-        name = str(path.relative_to(folder))
-        if name.split("/")[0] in OURS:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            if not any(path.iterdir()):
-                path.rmdir()
-        elif name not in files or not _is(path, files[name]):
-            path.unlink()
-    return {name: sha256(folder / name) for name in sorted(names)}
+        parts[name] = part.splitname, part.from_ or 0, count if part.to is None else part.to
+    for (name, one), (other, two) in combinations(parts.items(), 2):
+        if one[0] == two[0] and max(one[1], two[1]) < min(one[2], two[2]):
+            raise UserError(
+                f"data set {data.name}: {name} ({splits[name]}) and {other} ({splits[other]}) have rows in common; "
+                "name rows of which none is in both."
+            )
+    return parts
 
 
-def _is(path: Path, entry: Any) -> bool:
-    """Whether a file has the content that a commit lists: its SHA-256 in Git LFS, or Git's object name."""
-    if not path.is_file() or path.stat().st_size != entry.size:
-        return False
-    if entry.lfs:
-        return bool(sha256(path) == entry.lfs.sha256)
-    digest = hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)
-    digest.update(path.read_bytes())
-    return bool(digest.hexdigest() == entry.blob_id)
+def _check_classes(data: DataSet, found: dict[str, Any]) -> None:
+    """Check that all files or splits number the classes of a column by the same names.
+
+    Raises:
+        UserError: they do not.
+    """
+    for column in reader.source_of(data).columns:
+        first = None
+        for place, features in found.items():
+            path = [column] if column in features else column.split(".")
+            names = getattr(_field(features, path), "names", None)
+            first = first or (names and (place, names))
+            if names and first and names != first[1]:
+                raise UserError(
+                    f"data set {data.name}: column {column} has the classes {_short(first[1])} in {first[0]}, but "
+                    f"{_short(names)} in {place}, so that a number means another class there; name splits that agree."
+                )
+
+
+def _short(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f", ... ({len(names)})" if len(names) > 8 else "")
+
+
+def cause(error: BaseException) -> str:
+    """Return what the error of a library that wraps others goes back to, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return "a file has no rows" if isinstance(error, StopIteration) else sentence(error)
 
 
 @contextmanager
@@ -306,10 +441,6 @@ def _diagnosed(error: BaseException) -> tuple[str, str]:
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
     text = cause(error)
-    if any(isinstance(each, OSError) and each.errno in (errno.ENOSPC, errno.EDQUOT) for each in chain) or any(
-        words in text for words in ("No space left", "quota exceeded")
-    ):
-        return text, "Free space or quota there, then run the same command again: it goes on with what is missing."
     if any(isinstance(each, errors.RevisionNotFoundError) for each in chain):
         return "there is no such revision", "Name a commit or a branch of it as `revision`."
     if any(isinstance(each, errors.RepositoryNotFoundError | DatasetNotFoundError) for each in chain):

@@ -27,7 +27,7 @@ COMPUTES = tuple(
 READS = ("data/order.py", "data/split_file.py", "data/store.py")
 TRAINING = ("models/", "patches/", "train/", "runtime/", "parallel/", *READS, *COMPUTES)
 """Where code decides what a training computes; the rest checks, starts, measures and reports."""
-DATA = ("data/", "settings/split_slices.py")
+DATA = ("data/",)
 """Code that determines the content of a prepared data set."""
 
 

@@ -7,6 +7,7 @@ YAML files under ``config/`` are checked against them.
 import hashlib
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -15,7 +16,6 @@ from pydantic import Field, PositiveInt, model_validator
 from shardlab.errors import UserError, choices, remedy
 from shardlab.files import read_json
 from shardlab.schema import Strict, check, one_of
-from shardlab.settings import split_slices
 from shardlab.settings.mesh import Degrees, ParallelDims
 from shardlab.settings.pipeline_schedules import SCHEDULES, Schedule
 from shardlab.settings.recipe import Adapter, Recipe
@@ -34,6 +34,8 @@ RESERVED = (
     "export",
 )
 """Folders of results/ that are not a run's; no strategy can have these names."""
+ROWS = re.compile(r"\w+(\.\w+)*(\[(-?\d+)?:(-?\d+)?\]|\[(-?(\d\d?|100)%)?:(-?(\d\d?|100)%)?\])?")
+"""A split of a repository, and rows of it: of what ``datasets`` can read, that which means the same to everybody."""
 WARMUP_STEPS = 3
 """First steps after a start, which include setup: times, throughput and waiting exclude them."""
 
@@ -68,7 +70,12 @@ class HubSource(Strict):
 
     @model_validator(mode="after")
     def _splits_fit(self) -> "HubSource":
-        slices = {name: split_slices.parse(text) for name, text in self.splits.items()}
+        for text in self.splits.values():
+            if not ROWS.fullmatch(text):
+                raise ValueError(
+                    f"{text!r} is no split; write its name, and rows of it in brackets if you want only those, in "
+                    "numbers or in percent: train[:80%], train[1000:2000]"
+                )
         for name in ("train", "validation", "test"):
             if name in self.splits and name in self.holdout:
                 raise ValueError(
@@ -77,11 +84,12 @@ class HubSource(Strict):
             if name not in self.splits and name not in self.holdout:
                 hold = "" if name == "train" else f", or hold out rows of train for it: `holdout: {{{name}: 1000}}`"
                 raise ValueError(f"`splits` has no {name}; name the repository's split for it{hold}")
-        for (name, one), (other, two) in itertools.combinations(slices.items(), 2):
-            if split_slices.share_rows(one, two):
+        for (name, one), (other, two) in itertools.combinations(self.splits.items(), 2):
+            whole = one.partition("[")[0]
+            if whole == two.partition("[")[0] and whole in (one, two):  # of others, the number of rows decides
                 raise ValueError(
-                    f"{name} ({self.splits[name]}) and {other} ({self.splits[other]}) have rows in common; name other "
-                    f"splits, or rows of one: {one.split}[:80%] and {one.split}[80%:]"
+                    f"{name} ({one}) and {other} ({two}) have rows in common; name other splits, or rows of one: "
+                    f"{whole}[:80%] and {whole}[80%:]"
                 )
         return self
 
