@@ -185,7 +185,7 @@ def test_a_job_has_nothing_of_the_server_but_what_imports_set_for_themselves(wri
 
 def test_a_module_that_cannot_be_imported_is_the_error_of_the_job_that_needs_it(monkeypatch, capsys):
     monkeypatch.setattr(forkserver, "IMPORTS", ("nothing_of_this_name", "json"))
-    monkeypatch.setattr(server_program.code_fingerprint, "digest_imports", lambda: None)
+    monkeypatch.setattr(server_program.code_fingerprint, "digest_all", lambda: None)
     server_program.prepare()
     assert "note: nothing_of_this_name was not imported: ModuleNotFoundError" in capsys.readouterr().out
 
