@@ -62,7 +62,7 @@ FAULTS = [
     Fault(
         "a training does not look at the code that it imported",
         LOOP,
-        "    code_fingerprint.check_imported(run.sources, run.model.sources)\n",
+        "    code_fingerprint.check_unchanged(run.sources, run.model.sources)\n",
         "",
         at("unit/test_code_fingerprint", "test_a_training_of_edited_code_ends_before_its_first_step"),
     ),

@@ -39,7 +39,7 @@ def main():
     # Ends the ranks, too, which are daemons of this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     torch.set_num_threads(1)
-    code_fingerprint.digest_imports()
+    code_fingerprint.digest_all()
     gc.collect()
     gc.freeze()  # each case collects, and looks through all objects for tensors: not through those of the imports
     serve()

@@ -33,7 +33,7 @@ def config(tmp_path, monkeypatch):
     """A copy of config/ for one test."""
     shutil.copytree(load.CONFIG, tmp_path / "config")
     monkeypatch.setattr(load, "CONFIG", tmp_path / "config")
-    caches = (load.read_yaml, load.names, load.workload, load.strategy, code_fingerprint._digests)
+    caches = (load.read_yaml, load.names, load.workload, load.strategy, code_fingerprint._room)
     for cache in caches:
         cache.cache_clear()
     yield tmp_path / "config"

@@ -1,4 +1,4 @@
-"""Changed code is changed settings: which files a run's numbers come from."""
+"""Changed code is changed settings: which code a run's numbers come from."""
 
 import json
 import shutil
@@ -8,54 +8,35 @@ from pathlib import Path
 
 import pytest
 
-import shardlab
 from helpers.common import ROOT, save_initial, tiny_run
 from shardlab.errors import UserError
 from shardlab.settings import code_fingerprint, load, resolve
-from shardlab.settings.recipe import OPTIMIZERS, OptimizerClass
 from shardlab.train import loop
 
 LOADS = """
 import json, os, sys
 from pathlib import Path
 
-import shardlab
 from shardlab.settings.types import Run
 from shardlab.runtime import distributed
 from shardlab.train import loop
-loaded = lambda: {name for name in sys.modules if name.startswith("shardlab.")}
-found = {}
 jobs, data, weights, output = json.loads(sys.argv[1]), *map(Path, sys.argv[2:])
-before = set()
-steps = loop.take_steps
-
-def take_steps(state, options):
-    # All code that the settings name is imported, and so compared, before the first step.
-    for path in {**state.run.sources, **state.run.model.sources}:
-        module = path.removeprefix("scripts/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        assert module in shardlab.IMPORTED, path
-    return steps(state, options)
-
-loop.take_steps = take_steps
 for name, settings in jobs.items():
     run = Run.model_validate(settings)
     distributed.start(run.site)
     loop.train(run, data, weights, output / name, {})
-    found[name] = sorted(str(Path(sys.modules[module].__file__)) for module in loaded() - before)
-    before = loaded()
-Path(output / "found.json").write_text(json.dumps(found))
+loaded = [module.__file__ for name, module in sys.modules.items() if name.startswith("shardlab.")]
+(output / "loaded.json").write_text(json.dumps(loaded))
 os._exit(0)
 """
-
-
-NO_NUMBERS = ("errors.py", "files.py", "schema.py", "runs/", "measure/", "records/", "patches/torch_storage.py")
-"""Raise and log errors, write files, start and end, measure, record; what measure/ counts resized storages with."""
+NO_NUMBERS = ("errors.py", "files.py", "schema.py", "runs/", "measure/", "records/", "patches/__init__.py")
+"""Raise and log errors, write files, start and end, measure, record."""
 IN_RUN_JSON = "settings/"
 """Decides what is in run.json, which is compared itself, except for what the training calls (COMPUTES)."""
 
 
-def test_all_that_a_training_loads_is_among_its_sources_or_decides_no_number(tiny_data, tmp_path):
-    runs = {name: tiny_run("vit", name, 1, max_steps=1) for name in ("single", "ddp", "fsdp", "tp", "pp", "zero1")}
+def test_all_that_a_training_loads_has_a_digest_or_decides_no_number(tiny_data, tmp_path):
+    runs = {name: tiny_run("vit", name, 1, max_steps=1) for name in ("single", "fsdp", "tp", "pp", "zero1")}
     save_initial(runs["single"], tmp_path / "weights")
     jobs = json.dumps({name: run.model_dump() for name, run in runs.items()})
     world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -66,74 +47,73 @@ def test_all_that_a_training_loads_is_among_its_sources_or_decides_no_number(tin
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads((tmp_path / "found.json").read_text())
-    for name, paths in found.items():
-        run = runs[name]
-        named = {*run.sources, *run.model.sources, *run.data.sources}
-        files = {
-            path.removeprefix(f"{code_fingerprint.PACKAGE}/")
-            for path in paths
-            if code_fingerprint._tree(Path(path)).body
-        }
-        others = {file for file in files if f"scripts/shardlab/{file}" not in named}
-        assert not {file for file in others if not file.startswith((*NO_NUMBERS, IN_RUN_JSON))}, name
-    assert "parallel/zero.py" in files
+    rooms = code_fingerprint.ROOMS.items()
+    with_digest = {
+        path for room, files in rooms for each in files for path in (code_fingerprint.PACKAGE / room).glob(each)
+    }
+    loaded = {Path(path) for path in json.loads((tmp_path / "loaded.json").read_text())}
+    assert code_fingerprint.PACKAGE / "parallel/zero.py" in loaded
+    names = {str(path.relative_to(code_fingerprint.PACKAGE)) for path in loaded - with_digest}
+    assert not {name for name in names if not name.startswith((*NO_NUMBERS, IN_RUN_JSON))}
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A copy of the package that can be edited."""
+    copied = tmp_path / "scripts/shardlab"
+    shutil.copytree(ROOT / "scripts/shardlab", copied, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(code_fingerprint, "PACKAGE", copied)
+    monkeypatch.setattr(code_fingerprint, "ROOT", tmp_path)
+    forget()
+    yield copied
+    forget()
+
+
+def forget():
+    for cached in (code_fingerprint._room, code_fingerprint._digest):
+        cached.cache_clear()
+
+
+def sources():
+    run = resolve.run(load.config({}), "fsdp", "mlp")
+    return run.sources, resolve.initialization(run).sources, run.model.sources, run.data.sources
 
 
 @pytest.mark.parametrize(
-    ("strategy", "workload", "uses", "uses_not"),
+    ("path", "changed"),
     [
-        (
-            "ddp",
-            "mlp",
-            ["parallel/ddp.py", "models/mlp.py", "train/step.py", "patches/torch_modules.py"],
-            ["parallel/fsdp.py"],
+        ("train/loop.py", [True, True, False, False]),
+        ("settings/recipe.py", [True, True, False, False]),
+        ("runtime/tasks/summarization.py", [True, True, False, False]),
+        ("patches/torch_pipelining.py", [True, True, False, False]),
+        ("parallel/zero.py", [True, False, False, False]),
+        ("data/encoders/regression.py", [True, True, False, True]),
+        ("models/_layers.py", [True, True, False, False]),
+        ("models/mlp.py", [False, False, True, False]),
+        ("data/pairs.py", [False, False, False, True]),
+        *(
+            (path, [False] * 4)
+            for path in ("models/cnn.py", "data/digits.py", "data/hub_download.py", "report/summary.py")
         ),
-        (
-            "ddp",
-            "mlp",
-            ["settings/learning_rate.py", "settings/mesh.py", "settings/recipe.py"],
-            ["parallel/zero.py"],
-        ),
-        ("fsdp_tp", "mlp", ["parallel/fsdp.py", "parallel/tensor.py"], ["parallel/ddp.py", "models/cnn.py"]),
-        (
-            "pp",
-            "llama2",
-            [
-                "parallel/pipeline.py",
-                "settings/pipeline_schedules.py",
-                "parallel/native.py",
-                "patches/torch_modules.py",
-                "models/_layers.py",
-            ],
-            ["parallel/zero.py", "patches/deepspeed_startup.py"],
-        ),
-        ("zero2", "xsum", ["parallel/zero.py", "runtime/tasks/summarization.py"], ["parallel/native.py"]),
-        ("single", "xsum", ["data/package_docstrings.py", "data/_packages.py"], ["data/package_source.py"]),
+        *((path, [False] * 4) for path in ("patches/snakemake_dag.py", "cli/train.py", "settings/load.py")),
     ],
 )
-def test_a_run_names_the_files_that_make_its_numbers(strategy, workload, uses, uses_not):
-    run = tiny_run(workload, strategy)
-    named = {*run.sources, *run.model.sources, *run.data.sources}
-    assert {f"scripts/shardlab/{name}" for name in uses} <= named
-    assert not {f"scripts/shardlab/{name}" for name in uses_not} & named
-    assert not any("/measure/" in name or "/report/" in name or "/launch/" in name for name in named)
+def test_an_edit_changes_the_training_the_initial_weights_the_model_or_the_data(package, path, changed):
+    before = sources()
+    text = (package / path).read_text()
+    (package / path).write_text(f"{text}\n# a comment\n")
+    forget()
+    assert sources() == before
+    (package / path).write_text(f"{text}\nMORE = 1\n")
+    assert sources() == before, "what a process and its forks compare is what was there when it began"
+    forget()
+    assert [now != then for now, then in zip(sources(), before, strict=True)] == changed
+    (package / path).unlink()
+    forget()
+    assert [now != then for now, then in zip(sources(), before, strict=True)] == changed
 
 
-def test_a_run_names_the_files_that_split_a_transformers_model():
-    run = resolve.run(load.config({}), "cp", "hf_small")
-    named = {*run.sources, *run.model.sources}
-    uses = ("parallel/library_context.py", "models/_positions.py", "models/_float64.py")
-    assert {f"scripts/shardlab/{name}" for name in uses} <= named
-
-
-def test_an_optimizer_of_the_project_is_among_the_code_of_a_run(monkeypatch):
-    run = tiny_run("mlp")
-    monkeypatch.setitem(OPTIMIZERS, run.recipe.optimizer.name, OptimizerClass("shardlab.runtime.trial.Lion"))
-    assert "scripts/shardlab/runtime/trial.py" in code_fingerprint.training_sources(run)
-
-
-def test_comments_docstrings_and_layout_do_not_count(tmp_path, monkeypatch):
+def test_comments_docstrings_and_layout_do_not_count(tmp_path):
     def digest(name, text):
         (tmp_path / name).write_text(text)
         return code_fingerprint._digest(tmp_path / name)
@@ -143,62 +123,13 @@ def test_comments_docstrings_and_layout_do_not_count(tmp_path, monkeypatch):
     assert digest("c.py", "def f(x):\n    return x + 2\n") != code
 
 
-EDITS = """
-import sys
-from pathlib import Path
-
-from shardlab.errors import UserError
-from shardlab.settings import code_fingerprint
-from shardlab.settings.recipe import OPTIMIZERS, OptimizerClass
-
-def refused(sources):
-    try:
-        code_fingerprint.check_imported(sources)
-    except UserError as error:
-        return "edited" in str(error)
-    return False
-
-name, path = "scripts/shardlab/data/order.py", code_fingerprint.PACKAGE / "data/order.py"
-before, original = {name: code_fingerprint._digest(path)}, path.read_text()
-assert not refused(before), "nothing is imported"
-path.write_text(original.replace("self.seed, epoch", "self.seed, 0") if sys.argv[1:] else original)
-edited = path.read_text()
-import shardlab.data.order
-path.write_text(original + "EDITED = True")
-assert refused(before) == (edited != original), "what counts is what was imported"
-assert refused({name: code_fingerprint._digest_of(path.read_bytes())})
-assert not refused({name: code_fingerprint._digest_of(edited.encode())})
-"""
-
-
-@pytest.mark.parametrize("words", [(), ("edit",)])
-def test_the_code_that_a_process_imported_is_compared(tmp_path, words):
-    """Not what is in the files by then; also if Python's cache of compiled files has it."""
-    package = tmp_path / "scripts/shardlab"
-    shutil.copytree(ROOT / "scripts/shardlab", package, ignore=shutil.ignore_patterns("__pycache__"))
-    original = (package / "data/order.py").read_text()
-    assert "self.seed, epoch" in original
-    for _ in range(2):
-        (package / "data/order.py").write_text(original)
-        call = [sys.executable, "-c", EDITS, *words]
-        subprocess.run(call, env={"PYTHONPATH": str(tmp_path / "scripts")}, check=True)
-
-
-def test_a_file_that_is_edited_while_it_is_imported_is_no_known_code(monkeypatch):
-    monkeypatch.setitem(shardlab.IMPORTED, "shardlab.data.order", b"")
-    with pytest.raises(UserError, match=r"data/order\.py was edited"):
-        code_fingerprint.check_imported({"scripts/shardlab/data/order.py": "0"})
-
-
-@pytest.mark.parametrize("of", ["run", "model"])
-def test_a_training_of_edited_code_ends_before_its_first_step(tiny_data, tmp_path, of):
+@pytest.mark.parametrize("path", ["train", "models/mlp.py"])
+def test_a_training_of_edited_code_ends_before_its_first_step(tiny_data, tmp_path, path):
     run = tiny_run("mlp")
     save_initial(run, tmp_path / "initial")
-    path = {"run": "train/loop.py", "model": "models/mlp.py"}[of]
     edited = {f"scripts/shardlab/{path}": "0"}
-    run = run.model_copy(
-        update={"sources": edited} if of == "run" else {"model": run.model.model_copy(update={"sources": edited})}
-    )
+    model = run.model.model_copy(update={"sources": edited})
+    run = run.model_copy(update={"sources": edited} if path == "train" else {"model": model})
     with pytest.raises(UserError, match=rf"{path} was edited since this run's settings were resolved"):
         loop.train(run, tiny_data / "mlp", tmp_path / "initial", tmp_path / "run", {})
     assert not (tmp_path / "run/metrics.jsonl").exists()

@@ -298,11 +298,8 @@ def test_a_row_belongs_to_its_run(tmp_path):
     assert status() == "done"
     assert status(tiny_run("mlp", "ddp", optimizer={"learning_rate": 0.5})) == "stale: recipe.optimizer.learning_rate"
     assert status(ddp.model_copy(update={"seed": 7})) == "stale: seed"
-    changed = {"scripts/shardlab/train/loop.py": "another"}
-    assert (
-        status(ddp.model_copy(update={"sources": ddp.sources | changed}))
-        == "stale: sources.scripts/shardlab/train/loop.py"
-    )
+    changed = {"scripts/shardlab/train": "another"}
+    assert status(ddp.model_copy(update={"sources": ddp.sources | changed})) == "stale: sources.scripts/shardlab/train"
     assert status(data="other") == "stale: data"
     assert status(initial="other") == "stale: initial weights"
     assert status(evaluated="other") == "stale: evaluated other weights"

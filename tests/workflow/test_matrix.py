@@ -129,10 +129,9 @@ def output_after(finished, more, *call):
 
 def test_changed_code_trains_again_what_it_touches(finished):
     """Which runs depend on which file: tests/unit/test_code_fingerprint.py."""
-    changed = dict.fromkeys(("parallel/zero.py", "data/package_docstrings.py"), "MORE = 1\n")
-    output = output_after(finished, changed, "-n", "all")
+    output = output_after(finished, {"data/package_docstrings.py": "MORE = 1\n"}, "-n", "all")
     again = {f"{strategy}/{workload}" for workload, strategy in re.findall(r"Training (\w+) under (\w+)", output)}
-    assert again == {"zero3/mlp", "single/xsum", "fsdp_tp/xsum", "zero3/xsum"}
+    assert again == {"single/xsum", "fsdp_tp/xsum", "zero3/xsum"}
     assert "Preparing data set package_docstrings" in output
 
 

@@ -38,7 +38,7 @@ def main() -> None:
         weights_digest(args.weights.with_name(AVERAGED))
     result = evaluate(run, args.data, args.weights)
     average = evaluate_average(run, args.data, args.weights)
-    code_fingerprint.check_imported(run.sources, run.model.sources)
+    code_fingerprint.check_unchanged(run.sources, run.model.sources)
     if distributed.is_main():
         report = TestReport(
             **result.model_dump(),

@@ -46,4 +46,4 @@ def prepare() -> None:
             import_module(name)
         except Exception as error:
             print(f"note: {name} was not imported: {type(error).__name__}: {error}", flush=True)
-    code_fingerprint.digest_imports()
+    code_fingerprint.digest_all()

@@ -44,7 +44,7 @@ def main() -> None:
     models.check_plan(complete.model, model)
     optimizers.own_settings(run.recipe, model, complete.model.experts)  # checks patterns
     tasks.check_model(run, model)
-    code_fingerprint.check_imported(run.sources, run.model.sources)
+    code_fingerprint.check_unchanged(run.sources, run.model.sources)
     runs = [completed(each, model) for each in _runs(complete, args.strategies)]
     contents.check_all(complete, model, runs, {})
     contents.check_drawn(complete, model)

@@ -40,7 +40,7 @@ def main() -> None:
     if run.recipe.precision != "full":
         recipe = run.recipe.model_copy(update={"precision": "full"})
         exact = twin(run.model_copy(update={"recipe": recipe}), args.data, args.weights, args.single)
-    code_fingerprint.check_imported(run.sources, run.model.sources)
+    code_fingerprint.check_unchanged(run.sources, run.model.sources)
     report = NoiseFloorReport(
         identity=run_identity.identity_of(run, fingerprint),
         initial_weights=initial_weights,

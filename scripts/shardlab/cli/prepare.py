@@ -50,7 +50,7 @@ def main() -> None:
     started = time.perf_counter()
     splits = data_sets.read(args.data, args.raw)
     encoded = encode(args.data, {split: Shown(split, samples) for split, samples in splits.items()})
-    code_fingerprint.check_imported(args.data.sources)
+    code_fingerprint.check_unchanged(args.data.sources)
     manifest = store.write(args.output, args.data, *encoded)
     for split, counts in manifest["counts"].items():
         for what, count in counts.items():

@@ -116,7 +116,7 @@ def data_of(workload: Workload, config: Config, size: Size, seed: int, varied: s
         tokenizer=tokenizer,
         model={key: args[key] for key in args if tokenizer and pretrained.OF_TOKENS.fullmatch(key)},
         hub=source.hub,
-        sources=code_fingerprint.data_sources(source.reader, workload.task),
+        sources=code_fingerprint.data_sources(source.reader),
     )
 
 

@@ -125,7 +125,7 @@ def initialization(single: Run) -> Run:
 
     They leave out the code of the strategies: all of them start from these weights.
     """
-    sources = {path: digest for path, digest in single.sources.items() if "/parallel/" not in path}
+    sources = {path: digest for path, digest in single.sources.items() if path != "scripts/shardlab/parallel"}
     return single.model_copy(update={"sources": sources})
 
 

@@ -318,7 +318,7 @@ class DataSet(Strict):
     )
     reader: str = Field(description="Module in scripts/shardlab/data.")
     hub: HubSource | None = Field(description="Data set on the hub; null for embedded data.")
-    sources: dict[str, str] = Field(default={}, description="Files that read and encode it: digests of their code.")
+    sources: dict[str, str] = Field(default={}, description="Code that reads and encodes it: digests.")
 
 
 class Model(Strict):
@@ -336,7 +336,7 @@ class Model(Strict):
     segments: int = Field(description="Number of pieces in its chain; 0: it is not a chain.")
     freeze: list[str] = Field(default=[], description="Parameters that are not trained, from the recipe.")
     adapter: Adapter | None = Field(None, description="Factors that are trained instead, from the recipe.")
-    sources: dict[str, str] = Field(default={}, description="Files that define it: digests of their code.")
+    sources: dict[str, str] = Field(default={}, description="Its own file: digest of its code.")
 
 
 class Ranks(Strict):
@@ -412,7 +412,10 @@ class Run(Ranks):
         description="True if the configuration says activation_checkpointing: auto, and the recipe here has what the "
         "run's plan resolved it to.",
     )
-    sources: dict[str, str] = Field(default={}, description="Files that train it: digests of their code.")
+    sources: dict[str, str] = Field(
+        default={},
+        description="Code that trains it: digests, one of each folder of scripts/shardlab, or of a script's files.",
+    )
 
     @property
     def configured(self) -> "Run":

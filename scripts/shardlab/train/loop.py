@@ -125,7 +125,7 @@ def set_up(
         shutil.rmtree(output / "checkpoints", ignore_errors=True)
     engine = parallel.build(run, task, world, weights)
     engine.train(True)  # a model's own method may leave modules in evaluation mode, such as frozen batch norm
-    code_fingerprint.check_imported(run.sources, run.model.sources)
+    code_fingerprint.check_unchanged(run.sources, run.model.sources)
     distributed.limit_groups(run.site.hang_seconds)
     steps = Steps(task, engine, run.recipe, run.seed, world)
     start = restore(start, engine, steps, resume, world, output)
