@@ -140,10 +140,34 @@ def test_a_head_of_its_own_is_that_of_the_file(tmp_path):
     tiny_config.write(config, tmp_path)
     model = _transformers.create("summarization", str(tmp_path), {}, pretrained=False)
     assert model.lm_head.weight is not model.shared.weight is model.encoder.embed_tokens.weight
+    torch.nn.init.ones_(model.lm_head.weight)  # a new one begins as the embeddings
     model.save_pretrained(tmp_path)
     again = _transformers.create("summarization", str(tmp_path), {}, pretrained=True)
     assert torch.equal(again.lm_head.weight, model.lm_head.weight)
     assert again.shared.weight is again.encoder.embed_tokens.weight
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lm_head.weight": None}, None),
+        ({"lm_head.weight": "shared.weight"}, "equals the embeddings, .*; remove lm_head.weight from the weights"),
+        ({"encoder.embed_tokens.weight": "lm_head.weight"}, "for each; remove encoder.embed_tokens.weight from"),
+    ],
+)
+def test_a_head_is_tied_where_the_library_ties_it(tmp_path, change, words):
+    CONFIG_MAPPING["mt5"]().save_pretrained(tmp_path)
+    tiny_config.write(_transformers.configuration(tmp_path, {"tie_word_embeddings": False})[0], tmp_path)
+    model = _transformers.create("summarization", str(tmp_path), {}, pretrained=False)
+    torch.nn.init.ones_(model.lm_head.weight)
+    weights = models.state(model)
+    weights |= {name: weights[other].clone() for name, other in change.items() if other}
+    kept = {name: value for name, value in weights.items() if change.get(name, name)}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for pretrained in (False, True):
+        with pytest.raises(UserError, match=words) if pretrained and words else nullcontext():
+            model = _transformers.create("summarization", str(tmp_path), {}, pretrained=pretrained)
+            assert (model.lm_head.weight is model.shared.weight) == (words is None)
 
 
 def test_only_what_the_library_ties_has_to_be_one(tmp_path):
