@@ -197,6 +197,14 @@ def test_weights_in_several_files_are_taken_and_a_missing_one_is_named(tmp_path)
         create(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("named", "refused"),
+    [("BertForMaskedLM", 1), ("BertModel", 0), ("BertLMHeadModel", 0), ("FunnelBaseModel", 0), ("BertForOurTask", 0)],
+)
+def test_only_a_known_class_with_another_head_is_of_another_task(named, refused):
+    assert tiny_config.is_of_another_task(named, "BertLMHeadModel") == refused
+
+
 FAULTY = [
     ([1, 2], "/config.json is [1, 2], no object of JSON; name a folder written by save_pretrained."),
     ("{", "/config.json is damaged (the model's configuration is not JSON: "),
@@ -215,6 +223,11 @@ FAULTY = [
     ({"model_type": "qwen3_vl"}, "(AutoModelForCausalLM): the library has none of type qwen3_vl; "),
     ({"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1]}, " at `has_rope = self.no_rope_layers["),
     ({"model_type": "dots3_note"}, " a tiny Dots3NoteConfig: "),
+    (
+        LLAMA | {"architectures": ["LlamaForSequenceClassification"]},
+        "no task trains a LlamaForSequenceClassification (architectures); name a folder of a LlamaForCausalLM, or "
+        "remove the key to have that proven",
+    ),
     *(
         ({key: value for key, value in LLAMA.items() if key != meant} | {wrong: value}, f"{wrong} has no effect in ")
         for wrong, meant, value in (
@@ -238,7 +251,7 @@ def test_a_config_that_describes_no_model_is_one_sentence(tmp_path, monkeypatch,
         (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
     monkeypatch.setattr(sys, "argv", ["check-model", str(folder), "--strategies", "fsdp"])
     calls = [check_model.main]
-    if "tiny" not in words:  # the stages of a call; what cannot be made tiny is trained without a proof
+    if not {"tiny", "proven"} & {*words.split()}:  # the stages of a call; what cannot be made tiny has no proof
         calls.append(lambda: of_workload.check(run, ["fsdp"], tmp_path / "proofs.json"))
         calls.append(lambda: models.build(run.model, run.task, torch.float32))
     for call in calls:

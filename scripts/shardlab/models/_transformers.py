@@ -133,8 +133,9 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     return model  # type: ignore[no-any-return]
 
 
-def check(task: str, folder: str, args: dict[str, Any]) -> None:
-    """Check that a folder's config.json describes a model of its true sizes that runs, without memory for them.
+def check(task: str, folder: str, args: dict[str, Any]) -> type[nn.Module]:
+    """Check that a folder's config.json describes a model of its true sizes that runs, without memory for them; return
+    its class.
 
     Raises:
         UserError: see ``create``; or shapes do not fit together in a forward pass.
@@ -150,6 +151,7 @@ def check(task: str, folder: str, args: dict[str, Any]) -> None:
                 f"{folder}: the library cannot run the {type(model).__name__} that its config.json and the keys under "
                 f"`model:` describe: {_reason(error, {})}; correct the sizes."
             ) from error
+    return type(model)
 
 
 OF_SHAPES = re.compile("size|shape|dimension|range")

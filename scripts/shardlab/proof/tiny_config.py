@@ -445,3 +445,9 @@ def task_of(config: PreTrainedConfig) -> str:
         return "summarization"
     pictures = config.model_type in modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
     return "classification" if pictures else "language_modelling"
+
+
+def is_of_another_task(named: str, trained: str) -> bool:
+    """Return whether the library has a class of that name with another head than the class that is trained."""
+    without_head = repr([*modeling_auto.MODEL_MAPPING_NAMES.values()])
+    return named != trained and hasattr(transformers, named) and repr(named) not in without_head
