@@ -94,6 +94,11 @@ def test_what_a_proof_does_not_show_is_said():
         "not exercised, as no rule knows whether it is a length: sparse_span 96",
         "proven without dropout and noise: attention_dropout 0.1, residual_dropout 0.1",
     ]
+    config = transformers.PhimoeConfig(input_jitter_noise=0.02, max_position_embeddings=64, sliding_window=None)
+    assert tiny_config.about(config) == [
+        "proven without dropout and noise: input_jitter_noise 0.02",
+        "proven with 0, though evaluation depends on it: router_jitter_noise 0.01",
+    ]
 
 
 def test_a_table_of_proofs_ends_with_what_to_do_and_counts():
@@ -122,6 +127,9 @@ def test_lengths_are_those_that_the_model_reads():
     assert tiny_config.about(config, unread=["sliding_window"]) == [
         "keys of config.json without effect: sliding_window"
     ]
+    config.task_specific_params = {"summarization": {"max_length": 200}}
+    unread = ["sliding_window", "task_specific_params"]
+    assert tiny_config.about(config, unread=unread) == [f"keys of config.json without effect: {', '.join(unread)}"]
 
 
 @pytest.mark.parametrize(("parts", "heads"), [(2, 2), (8, 2), (16, 1)])

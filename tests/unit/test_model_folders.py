@@ -131,10 +131,34 @@ def test_a_head_of_its_own_is_that_of_the_file(tmp_path):
     tiny_config.write(config, tmp_path)
     model = _transformers.create("summarization", str(tmp_path), {}, pretrained=False)
     assert model.lm_head.weight is not model.shared.weight is model.encoder.embed_tokens.weight
+    torch.nn.init.ones_(model.lm_head.weight)  # a new one begins as the embeddings
     model.save_pretrained(tmp_path)
     again = _transformers.create("summarization", str(tmp_path), {}, pretrained=True)
     assert torch.equal(again.lm_head.weight, model.lm_head.weight)
     assert again.shared.weight is again.encoder.embed_tokens.weight
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lm_head.weight": None}, None),
+        ({"lm_head.weight": "shared.weight"}, "equals the embeddings, .*; remove lm_head.weight from the weights"),
+        ({"encoder.embed_tokens.weight": "lm_head.weight"}, "for each; remove encoder.embed_tokens.weight from"),
+    ],
+)
+def test_a_head_is_tied_where_the_library_ties_it(tmp_path, change, words):
+    CONFIG_MAPPING["mt5"]().save_pretrained(tmp_path)
+    tiny_config.write(_transformers.configuration(tmp_path, {"tie_word_embeddings": False})[0], tmp_path)
+    model = _transformers.create("summarization", str(tmp_path), {}, pretrained=False)
+    torch.nn.init.ones_(model.lm_head.weight)
+    weights = models.state(model)
+    weights |= {name: weights[other].clone() for name, other in change.items() if other}
+    kept = {name: value for name, value in weights.items() if change.get(name, name)}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for pretrained in (False, True):
+        with pytest.raises(UserError, match=words) if pretrained and words else nullcontext():
+            model = _transformers.create("summarization", str(tmp_path), {}, pretrained=pretrained)
+            assert (model.lm_head.weight is model.shared.weight) == (words is None)
 
 
 def test_only_what_the_library_ties_has_to_be_one(tmp_path):
@@ -164,6 +188,14 @@ def test_weights_in_several_files_are_taken_and_a_missing_one_is_named(tmp_path)
         create(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("named", "refused"),
+    [("BertForMaskedLM", 1), ("BertModel", 0), ("BertLMHeadModel", 0), ("FunnelBaseModel", 0), ("BertForOurTask", 0)],
+)
+def test_only_a_known_class_with_another_head_is_of_another_task(named, refused):
+    assert tiny_config.is_of_another_task(named, "BertLMHeadModel") == refused
+
+
 FAULTY = [
     ([1, 2], "/config.json is [1, 2], no object of JSON; name a folder written by save_pretrained."),
     ("{", "/config.json is damaged (the model's configuration is not JSON: "),
@@ -182,6 +214,11 @@ FAULTY = [
     ({"model_type": "qwen3_vl"}, "(AutoModelForCausalLM): the library has none of type qwen3_vl; "),
     ({"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1]}, " at `has_rope = self.no_rope_layers["),
     ({"model_type": "dots3_note"}, " a tiny Dots3NoteConfig: "),
+    (
+        LLAMA | {"architectures": ["LlamaForSequenceClassification"]},
+        "no task trains a LlamaForSequenceClassification (architectures); name a folder of a LlamaForCausalLM, or "
+        "remove the key to have that proven",
+    ),
     *(
         ({key: value for key, value in LLAMA.items() if key != meant} | {wrong: value}, f"{wrong} has no effect in ")
         for wrong, meant, value in (
@@ -205,7 +242,7 @@ def test_a_config_that_describes_no_model_is_one_sentence(tmp_path, monkeypatch,
         (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
     monkeypatch.setattr(sys, "argv", ["check-model", str(folder), "--strategies", "fsdp"])
     calls = [check_model.main]
-    if "tiny" not in words:  # the stages of a call; what cannot be made tiny is trained without a proof
+    if not {"tiny", "proven"} & {*words.split()}:  # the stages of a call; what cannot be made tiny has no proof
         calls.append(lambda: of_workload.check(run, ["fsdp"], tmp_path / "proofs.json"))
         calls.append(lambda: models.build(run.model, run.task, torch.float32))
     for call in calls:

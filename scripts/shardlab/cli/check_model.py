@@ -75,7 +75,14 @@ def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
 
     config, _ = _transformers.configuration(folder, {})
     written = Written([], {}, tiny_config.task_of(config))
-    _transformers.check(written.task, str(folder), {})
+    trained = _transformers.check(written.task, str(folder), {}).__name__
+    for named in config.architectures or []:
+        if tiny_config.is_of_another_task(named, trained):
+            raise UserError(
+                f"{folder}/config.json: no task trains a {named} (architectures); name a folder of a {trained}, or "
+                "remove the key to have that proven."
+            )
+    print(f"class: {trained}")
     tiny_config.write(config, tiny)
     proofs = []
     unread = _transformers.unread(written.task, str(folder), {})

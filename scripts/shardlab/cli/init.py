@@ -53,7 +53,7 @@ def main() -> None:
     print(f"{parameters:,} parameters, seed {run.seed}")
     if not args.report:
         return
-    loss, notes = None, _without_effect(run)
+    loss, notes = None, _of_library(run, model)
     if not run.evaluated_sharded:
         device = device_for_rank(run.site.device)
         task = tasks.load(run.task, args.data, dtype, device, loss_chunks=run.recipe.loss_chunks)
@@ -73,14 +73,20 @@ def main() -> None:
     print(f"test loss {report.loss}")
 
 
-def _without_effect(run: Run) -> list[str]:
-    """Return a note on keys of a library model's config.json that nothing reads."""
+def _of_library(run: Run, model: Any) -> list[str]:
+    """Return notes on a library's model: keys of its config.json that nothing reads, and a head that is not tied."""
     if run.model.folder is None:
         return []
     from shardlab.models import _transformers
 
     keys = _transformers.unread(run.task, run.model.folder, run.model.args)
-    return [f"keys of config.json without effect: {', '.join(keys)}."] if keys else []
+    notes = [f"keys of config.json without effect: {', '.join(keys)}."] if keys else []
+    if getattr(model.config, "own_head", False) and not run.model.pretrained:
+        notes.append(
+            "the output layer has weights of its own, as in published files with tie_word_embeddings false; the "
+            "library's new models of this class tie it to the embeddings."
+        )
+    return notes
 
 
 def _runs(run: Run, strategies: dict[str, Any]) -> list[Run]:

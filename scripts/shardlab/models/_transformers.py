@@ -133,8 +133,9 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     return model  # type: ignore[no-any-return]
 
 
-def check(task: str, folder: str, args: dict[str, Any]) -> None:
-    """Check that a folder's config.json describes a model of its true sizes that runs, without memory for them.
+def check(task: str, folder: str, args: dict[str, Any]) -> type[nn.Module]:
+    """Check that a folder's config.json describes a model of its true sizes that runs, without memory for them; return
+    its class.
 
     Raises:
         UserError: see ``create``; or shapes do not fit together in a forward pass.
@@ -150,6 +151,7 @@ def check(task: str, folder: str, args: dict[str, Any]) -> None:
                 f"{folder}: the library cannot run the {type(model).__name__} that its config.json and the keys under "
                 f"`model:` describe: {_reason(error, {})}; correct the sizes."
             ) from error
+    return type(model)
 
 
 OF_SHAPES = re.compile("size|shape|dimension|range")
@@ -197,11 +199,17 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpecte
         raise UserError(f"the weights in {folder} are not finite ({_first(infinite)}); make that folder again.")
     every = dict(model.named_parameters(remove_duplicate=False))
     own_head = model.get_output_embeddings().weight if getattr(model.config, "own_head", False) else None
+    if own_head is not None and own_head is model.get_input_embeddings().weight:
+        raise UserError(
+            f"{folder}: its config.json has tie_word_embeddings false, and the output layer in its weights equals the "
+            "embeddings, to which the library then ties it; remove lm_head.weight from the weights."
+        )
     for tied, to in model.get_expanded_tied_weights_keys(all_submodels=True).items():
         if tied in every and every[tied] is not own_head and every[tied] is not every.get(to, every[tied]):
+            unties = not _always_ties(model.config) or every[tied] is model.get_output_embeddings().weight
             raise UserError(
-                f"{folder}: its config.json ties {tied} to {to} (tie_word_embeddings), and its weights have other "
-                f"values for each; set tie_word_embeddings to false, or remove {tied} from the weights."
+                f"{folder}: {type(model).__name__} ties {tied} to {to}, and its weights have other values for each; "
+                f"{'set tie_word_embeddings to false, or ' * unties}remove {tied} from the weights."
             )
     if unused:
         print(f"note: {type(model).__name__} does not use {_first(unused)} of {folder}")
@@ -217,9 +225,15 @@ def _of_other_types(folder: str, model: nn.Module) -> set[str]:
     if hasattr(model.config, "quantization_config"):
         return found
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for path in Path(folder).glob("*.safetensors"):
+    return found | {name for name, kind in _stored(Path(folder)).items() if name in names and kind not in FLOATS}
+
+
+def _stored(folder: Path) -> dict[str, str]:
+    """Return the names in a folder's files of weights, each with its type there."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
-            found |= {name for name in names & {*file.keys()} if file.get_slice(name).get_dtype() not in FLOATS}
+            found |= {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     return found
 
 
@@ -254,9 +268,10 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
             f"{folder}/config.json: {key} has no effect in {type(config).__name__}; did you mean {meant}? Write that, "
             f"or remove {key}."
         )
-    if written.get("tie_word_embeddings") is False and type(config)(tie_word_embeddings=False).tie_word_embeddings:
+    if written.get("tie_word_embeddings") is False and _always_ties(config):
         # T5's class takes the key for a scale alone; the library ties the embeddings, and the head unless it is loaded.
-        config.own_head = config.tie_word_embeddings = True
+        config.tie_word_embeddings = True
+        config.own_head = _has_head(Path(folder))
     layers, before = (getattr(each, "num_hidden_layers", 1) for each in (config, unchanged))
     if isinstance(layers, int) and layers < 1:
         raise UserError(f"{folder}/config.json: num_hidden_layers is {layers}; a model has at least one layer.")
@@ -268,6 +283,19 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
             if isinstance(value, list) and len(value) == before and key not in args:
                 setattr(config, key, [value[number % before] for number in range(layers)])
     return config, unknown
+
+
+def _always_ties(config: PreTrainedConfig) -> bool:
+    return bool(type(config)(tie_word_embeddings=False).tie_word_embeddings)
+
+
+def _has_head(folder: Path) -> bool:
+    """Return whether a folder's weights have an output layer, as published ones do; also if there are none to read."""
+    try:
+        names = _stored(folder)
+    except SafetensorError:  # which loading them says
+        return True
+    return not names or any(name.endswith("lm_head.weight") for name in names)
 
 
 def _theirs(args: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:

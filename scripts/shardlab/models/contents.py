@@ -190,19 +190,22 @@ def is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
 
 
-def dropout_keys(model: nn.Module, args: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a configuration, that of a library's model or ``args`` of ours, whose dropout is not 0."""
+def dropout_keys(model: nn.Module, args: Mapping[str, Any], word: str = "drop") -> list[str]:
+    """Return the keys of a configuration, that of a library's model or ``args`` of ours, whose dropout is not 0.
+
+    ``word``: what is in the names of such keys.
+    """
     config: Any = getattr(model, "config", None)
     settings = config.to_dict() if hasattr(config, "to_dict") else args
-    return [key for key, value in settings.items() if "drop" in key and isinstance(value, float) and value > 0]
+    return [key for key, value in settings.items() if word in key and isinstance(value, float) and value > 0]
 
 
 def dropouts(model: nn.Module, args: Mapping[str, Any]) -> list[str]:
-    """Return what is known of the random numbers of a model's forward pass: keys, or modules, or that it has some."""
+    """Return what is known of the random numbers of a model's forward pass: keys, or modules."""
     modules = [
         name for name, each in model.named_modules() if isinstance(each, nn.modules.dropout._DropoutNd) and each.p
     ]
-    return dropout_keys(model, args) or modules or ["in its forward"]
+    return dropout_keys(model, args) + dropout_keys(model, args, "jitter") or modules
 
 
 def unused(model: nn.Module, loss: Tensor) -> list[str]:

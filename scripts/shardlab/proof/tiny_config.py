@@ -6,7 +6,7 @@ blocks, positions) becomes smaller than a proof's sequence, so that there are to
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,8 @@ INDICES_OF_LAYERS = re.compile(r"\w*(layer|attn|attention)\w*(indices|idxs|ids)|
 """Keys with a list of layers' numbers."""
 RATES = re.compile(r"\w*(drop|jitter)\w*")
 """Keys with a probability, or a size of noise: none in a proof."""
+HALF = 0.5
+"""A rate whose effect on a few tokens shows."""
 
 
 def tiny(config: PreTrainedConfig, *, fill: bool = False, longest: int | None = None) -> PreTrainedConfig:
@@ -160,7 +162,7 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
     """
     without_effect = {name.rpartition(".")[2] for name in unread}
     values_of = _values(config)
-    values = {(key, value): None for key, value in _numbers(values_of) if key not in without_effect}
+    values = dict.fromkeys(_numbers(values_of, without_effect))
     lengths = [pattern for pattern, _ in LENGTHS if "budget" not in pattern and "blocks" not in pattern]
     lengths += [MAXIMUM.pattern] * ("'rope_type': 'dynamic'" in str(values_of))  # which begins beyond it
     exceeded = [
@@ -169,7 +171,8 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
         if any(re.fullmatch(pattern, key) for pattern in lengths) and 1 < value < (longest or math.inf)
     ]
     idle = [name for name in exceeded if not _is_exercised(config, name.partition(" ")[0], longest)]
-    rates = [f"{key} {value}" for key, value in values if RATES.fullmatch(key) and value > 0]
+    rates = {key: f"{key} {value}" for key, value in values if RATES.fullmatch(key) and value > 0}
+    acting = [*_acting(config, rates, longest)] if rates else []
     known = [re.compile(pattern) for pattern, _ in (*LENGTHS, *SIZES)]
     known += [NUMBER_OF_LAYERS, MAXIMUM, RATES, INDICES_OF_LAYERS]
     unknown = [
@@ -184,7 +187,8 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
         "of sequences that exceed": [name for name in exceeded if name not in idle],
         "lengths without effect on the tiny model": idle,
         "not exercised, as no rule knows whether it is a length": unknown,
-        "proven without dropout and noise": rates,
+        "proven without dropout and noise": [name for key, name in rates.items() if key not in acting],
+        "proven with 0, though evaluation depends on it": [rates[key] for key in acting],
     }
     return [f"{sentence}: {', '.join(found)}" for sentence, found in sentences.items() if found]
 
@@ -201,7 +205,19 @@ def _is_exercised(config: PreTrainedConfig, key: str, longest: int | None) -> bo
     return not torch.equal(*outputs)
 
 
-def _with(values: dict[str, Any], key: str, value: int) -> dict[str, Any]:
+def _acting(config: PreTrainedConfig, rates: Iterable[str], longest: int | None) -> Iterator[str]:
+    """Yield those of the keys in ``RATES`` with which a tiny model computes otherwise in evaluation: no mere noise."""
+    made = tiny(config, longest=longest).to_dict()
+    for key in rates:
+        try:
+            outputs = [_outputs(type(config)(**_with(made, key, rate))) for rate in (0.0, HALF)]
+        except Exception:  # of a key that takes no such number
+            continue
+        if not torch.equal(*outputs):
+            yield key
+
+
+def _with(values: dict[str, Any], key: str, value: float) -> dict[str, Any]:
     """Return a configuration with another value of a key, wherever it is a number."""
     found = {name: _with(each, key, value) if isinstance(each, dict) else each for name, each in values.items()}
     return found | ({key: value} if isinstance(values.get(key), int | float) else {})
@@ -232,13 +248,18 @@ def _values(config: PreTrainedConfig) -> dict[str, Any]:
     return found
 
 
-def _numbers(values: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, float]]:
-    """Yield each number with its key; those of a dictionary by layer or kind of layer with that of the dictionary."""
+def _numbers(values: Mapping[str, Any], without: set[str], outer: str = "") -> Iterator[tuple[str, float]]:
+    """Yield each number with its key; those of a dictionary by layer or kind of layer with that of the dictionary.
+
+    ``without``: keys that are left out with all that is in them.
+    """
     for key, value in values.items():
+        if key in without:
+            continue
         name = key if isinstance(key, str) and not str(key).isdigit() else outer
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, dict):
-                yield from _numbers(each, name)
+                yield from _numbers(each, without, name)
             elif isinstance(each, int | float) and not isinstance(each, bool) and abs(each) < 1e18:
                 yield name, each
 
@@ -445,3 +466,9 @@ def task_of(config: PreTrainedConfig) -> str:
         return "summarization"
     pictures = config.model_type in modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
     return "classification" if pictures else "language_modelling"
+
+
+def is_of_another_task(named: str, trained: str) -> bool:
+    """Return whether the library has a class of that name with another head than the class that is trained."""
+    without_head = repr([*modeling_auto.MODEL_MAPPING_NAMES.values()])
+    return named != trained and hasattr(transformers, named) and repr(named) not in without_head

@@ -20,6 +20,8 @@ from shardlab.settings.types import Run
 
 PASSES, ROWS = 6, 2
 """Forward passes, and samples of each: not one, which batch norm does not take."""
+DRAWS = 30
+"""Forward passes of the same samples in which random numbers that no key explains have an effect, or have none."""
 
 
 def find_properties(run: Run, task: Task, model: nn.Module) -> dict[str, list[str]]:
@@ -41,7 +43,10 @@ def find_properties(run: Run, task: Task, model: nn.Module) -> dict[str, list[st
             passes.append({*_unused(run, task, model, task.micro_batch("train", rows))})
             attributes = attributes or _attributes(model)  # the first pass may keep what the others need
         changing = _differing(tensors, _tensors(model)) + _differing(attributes, _attributes(model))
-        random = [] if _generators(task.device) == drawn else contents.dropouts(model, run.model.args)
+        random = []
+        if _generators(task.device) != drawn:
+            random = contents.dropouts(model, run.model.args)
+            random = random or ["in its forward"] * _is_random(task, model)
     never = set.intersection(*passes)
     properties = {"changing": changing, "outside": outside, "unused": never}
     properties |= {"unused_sometimes": set.union(*passes) - never, "random": random}
@@ -80,6 +85,15 @@ def _unused(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> list[s
             f"the loss of model {run.model.name} depends on no trained parameter; do not detach its output."
         )
     return contents.unused(model, loss)
+
+
+def _is_random(task: Task, model: nn.Module) -> bool:
+    """Return whether the loss of the same samples changes from one forward pass to the next."""
+    micro = task.micro_batch("train", np.arange(ROWS) % task.samples("train"))
+    with torch.no_grad():
+        losses = (float(task.counted_loss(task.outputs(model, micro.batch), micro)) for _ in range(DRAWS))
+        first = next(losses)
+        return any(loss != first for loss in losses)
 
 
 def _generators(device: torch.device) -> list[list[int]]:
