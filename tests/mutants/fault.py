@@ -5,15 +5,13 @@ from dataclasses import dataclass
 S = "scripts/shardlab/"
 NATIVE, TENSOR, PIPELINE = f"{S}parallel/native.py", f"{S}parallel/tensor.py", f"{S}parallel/pipeline.py"
 ZERO, FSDP, PARALLELIZE = f"{S}parallel/zero.py", f"{S}parallel/fsdp.py", f"{S}parallel/parallelize.py"
-BATCHES, CHECKPOINT, TASKS = f"{S}runtime/batches.py", f"{S}train/checkpoint.py", f"{S}runtime/tasks"
+BATCHES, CHECKPOINT = f"{S}runtime/batches.py", f"{S}train/checkpoint.py"
 RESUMING = f"{S}train/resume.py"
-ORDER, MESH, RATE = f"{S}data/order.py", f"{S}settings/mesh.py", f"{S}settings/learning_rate.py"
+ORDER = f"{S}data/order.py"
 EVALUATION, RECIPE, MODELS = f"{S}train/evaluation.py", f"{S}settings/recipe.py", f"{S}models"
 STEP = f"{S}train/step.py"
-OPTIMIZERS = f"{S}runtime/optimizers.py"
 MUON = f"{S}runtime/muon.py"
-LORA, LOSSES = f"{S}models/lora.py", f"{S}models/_losses.py"
-LOOP = f"{S}train/loop.py"
+LOSSES = f"{S}models/_losses.py"
 
 ACCUMULATED = (
     "gradient_accumulation_steps=2_length_buckets=True_loss_chunks=3_activation_checkpointing=full_max_grad_norm=0.01"
@@ -21,19 +19,11 @@ ACCUMULATED = (
 )
 """The recipe with accumulation and clipping in the parity suite's names."""
 
-PLAIN_SGD = "optimizer=-name-sgd-learning_rate-0.1-_loss_chunks=2_label_smoothing=0.2"
-"""The recipe with label smoothing, of losses in chunks, there."""
-
 GROUPED = (
     "optimizer=-name-sgd-learning_rate-0.1-momentum-0.8-nesterov-True-weight_decay-0.2-_decay=matrices_ema_decay=0.7"
     "_groups=-layers.0-learning_rate_factor-0.5-output-weight_decay-0.4-"
 )
 """The recipe with parameter groups in the parity suite's names."""
-FROZEN = (
-    GROUPED.removesuffix("layers.0-learning_rate_factor-0.5-output-weight_decay-0.4-")
-    + "_freeze=-embedding-layers.0-layers.-.mlp_norm-"
-)
-"""The recipe with frozen parameters there."""
 ADAPTED = (
     "optimizer=-name-sgd-learning_rate-3.0-momentum-0.8-_adapter=-rank-2-alpha-4-targets-layers.-.attention.-"
     "layers.1.down-output-"
