@@ -19,11 +19,6 @@ ACCUMULATED = (
 )
 """The recipe with accumulation and clipping in the parity suite's names."""
 
-GROUPED = (
-    "optimizer=-name-sgd-learning_rate-0.1-momentum-0.8-nesterov-True-weight_decay-0.2-_decay=matrices_ema_decay=0.7"
-    "_groups=-layers.0-learning_rate_factor-0.5-output-weight_decay-0.4-"
-)
-"""The recipe with parameter groups in the parity suite's names."""
 ADAPTED = (
     "optimizer=-name-sgd-learning_rate-3.0-momentum-0.8-_adapter=-rank-2-alpha-4-targets-layers.-.attention.-"
     "layers.1.down-output-"
