@@ -256,7 +256,8 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
         )
     if written.get("tie_word_embeddings") is False and type(config)(tie_word_embeddings=False).tie_word_embeddings:
         # T5's class takes the key for a scale alone; the library ties the embeddings, and the head unless it is loaded.
-        config.own_head = config.tie_word_embeddings = True
+        config.tie_word_embeddings = True
+        config.own_head = _has_head(Path(folder))
     layers, before = (getattr(each, "num_hidden_layers", 1) for each in (config, unchanged))
     if isinstance(layers, int) and layers < 1:
         raise UserError(f"{folder}/config.json: num_hidden_layers is {layers}; a model has at least one layer.")
@@ -268,6 +269,15 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
             if isinstance(value, list) and len(value) == before and key not in args:
                 setattr(config, key, [value[number % before] for number in range(layers)])
     return config, unknown
+
+
+def _has_head(folder: Path) -> bool:
+    """Return whether a folder's weights have an output layer, as published ones do; also if there are none to read."""
+    try:
+        names = _names_in(folder)
+    except SafetensorError:
+        return True
+    return not names or any(name.endswith("lm_head.weight") for name in names)
 
 
 def _theirs(args: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
