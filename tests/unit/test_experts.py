@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from helpers.common import tiny_run
@@ -62,21 +62,22 @@ def test_transformers_has_the_same_logits_loss_and_gradients(args, tmp_path):
     loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
     assert torch.all(load.sum(-1) == 2 * 16)
-    kind = pretrained.moe_class(run.model.args)
+    kind = getattr(transformers, f"{pretrained.moe_class(run.model.args)}ForCausalLM")
+
+    def read(folder):
+        return kind.from_pretrained(tmp_path / folder, dtype=torch.float64, experts_implementation="eager")
+
     with in_float64():
-        library = getattr(transformers, f"{kind}ForCausalLM").from_pretrained(
-            tmp_path / "exported", dtype=torch.float64, experts_implementation="eager"
-        )
-        library.train()
+        library = read("exported").train()
         found = library(tokens[:, :-1], use_cache=False).logits
         other = F.cross_entropy(found.flatten(0, 1), tokens[:, 1:].flatten())
         other.backward()
     torch.testing.assert_close(found, logits, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(other, loss, rtol=1e-12, atol=0)
-    # Gradients under the library's names, as weights are exported: stacked, split and transposed alike.
-    save_file({name: parameter.grad for name, parameter in ours.named_parameters()}, tmp_path / "gradients")
+    # Exported and read as weights are, gradients have the library's names and are stacked as there.
+    save_file(models.state(ours) | {name: each.grad for name, each in ours.named_parameters()}, tmp_path / "gradients")
     export.write(run, tmp_path / "gradients", tmp_path, tmp_path / "of_gradients")
-    expected = load_file(tmp_path / "of_gradients/model.safetensors")
+    expected = dict(read("of_gradients").named_parameters())
     for name, parameter in library.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-8, atol=1e-12, msg=name)
 
