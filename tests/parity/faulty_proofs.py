@@ -7,6 +7,7 @@ that mixes the documents of a row, OTHER that of a model that is no causal one.
 """
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +22,7 @@ from shardlab import parallel
 from shardlab.errors import UserError
 from shardlab.parallel import ddp
 from shardlab.proof import of_workload, prove, tiny_config
-from shardlab.proof.step_on_ranks import under_strategy
+from shardlab.proof.step_on_ranks import one_process, under_strategy
 from shardlab.proof.tiny_runs import Written
 from shardlab.settings.types import read_run
 
@@ -91,10 +92,24 @@ def crashed(run, folder):
     return under_strategy(run, folder)
 
 
+def died(run, folder):
+    """One rank ends without an exception, as if a library had ended it."""
+    if dist.get_rank() == 1:
+        os.write(2, b"  what():  other sizes\nlater\n")
+        os.abort()
+    return under_strategy(run, folder)
+
+
+def partly_used(run, folder):
+    """One process that has found parameters which some samples do not use."""
+    return one_process(run, folder)[0], {"unused_sometimes": ["expert"]}
+
+
 CASES = {
     "ddp": ("ddp", under_strategy),
     "not_reduced": ("ddp", not_reduced),
     "crashed": ("ddp", crashed),
+    "died": ("ddp", died),
     "after_the_crash": ("fsdp", under_strategy),
     "updated_twice": ("ddp", updated_twice),
     "counted_twice": ("fsdp", counted_twice),
@@ -189,6 +204,9 @@ def main():
             (proof,) = prove.prove(Path(sys.argv[1]), {strategy: None})
         found[case] = [proof.verdict, proof.reason or f"{proof.held:.0%}"]
     found |= of_positions() | of_pictures()
+    with mock.patch.object(prove, "one_process", partly_used), mock.patch.object(prove, "under_strategy", died):
+        (proof,) = prove.prove(Path(sys.argv[1]), {"fsdp": None})
+    found["partly_used"] = [proof.verdict, proof.reason]
     mixed = read_run(Path(sys.argv[2]))
     found |= packed(Path(sys.argv[1]), mixed, Path(sys.argv[2]).with_name("packed.json"))
     for other in map(Path, sys.argv[3:]):

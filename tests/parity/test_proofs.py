@@ -247,6 +247,12 @@ def proofs(tmp_path_factory):
         ("ddp", "equal", "^100%$"),
         ("not_reduced", "differs", r"gradient of model\.layers\.\*\.mlp\.up_proj\.weight differs by"),
         ("crashed", "failed", "ZeroDivisionError: of one rank"),
+        ("died", "failed", r"^the process died \(SIGABRT\): what\(\):  other sizes$"),
+        (
+            "partly_used",
+            "refused",
+            r"^the model has .* some samples only \(expert\); set find_unused_parameters in the",
+        ),
         ("after_the_crash", "equal", "^5[01]%$"),
         ("updated_twice", "differs", "update of "),
         ("counted_twice", "differs", r"gradient norm differs by 41 % \(0 of 39 gradients; the loss is equal\)$"),

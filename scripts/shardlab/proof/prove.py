@@ -71,17 +71,20 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
                 answer.refusal
                 or f"the tiny model of {folder} that proofs train does not run in one process: {answer.failure}."
             )
-        if refusal := answer.value:
+        refusal, seen = answer.value
+        if refusal:
             yield from (Proof(name, "refused", refusal) for name in strategies)
             return
         for name, settings in strategies.items():
             started = time.monotonic()
             try:
                 run = tiny_run(folder, name, settings, written)
-            except UserError as refusal:
-                yield Proof(name, "refused", _plain(str(refusal), name, folder))
+            except UserError as error:
+                yield Proof(name, "refused", _plain(str(error), name, folder))
                 continue
             proof = judge(run, ranks(run.world_size).call(under_strategy, run, place))
+            if proof.verdict == "failed" and (known := contents.refusal(run, seen)):
+                proof = Proof(name, "refused", known)
             reason = _plain(proof.reason, name, folder) + OWN_STATISTICS * (mixes and proof.verdict == "differs")
             yield proof._replace(reason=reason, seconds=time.monotonic() - started)
 

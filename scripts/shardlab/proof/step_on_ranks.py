@@ -47,11 +47,11 @@ class Difference(NamedTuple):
     value: float
 
 
-def one_process(run: Run, folder: Path) -> str:
+def one_process(run: Run, folder: Path) -> tuple[str, dict[str, list[str]]]:
     """Write a tiny model's weights, and what the plain model computes from them in one step, without any engine.
 
     Return a sentence if no strategy trains it, and one device does not evaluate it, as the library would with another
-    loss, or with one document in each row; empty if not.
+    loss, or with one document in each row; empty if not. And the properties that runtime/trial.py finds.
     """
     dtype = getattr(torch, run.recipe.dtype)
     model = models.build(run.model, run.task, dtype)
@@ -61,10 +61,11 @@ def one_process(run: Run, folder: Path) -> str:
     task = _task(run, folder)
     micro = task.micro_batch("train", np.arange(run.recipe.global_batch_size))
     model.train()
-    if changing := trial.find_properties(run, task, model).get("changing"):
+    seen = trial.find_properties(run, task, model)
+    if changing := seen.get("changing"):
         return (
             f"the model has values that a forward pass changes ({', '.join(changing[:3])}), which no strategy trains."
-        )
+        ), seen
     refusal = _other_loss(model, micro.batch["inputs"]) if run.task == "language_modelling" else ""
     if task.packed:
         total = _one_document_at_a_time(model, micro.batch)
@@ -85,7 +86,7 @@ def one_process(run: Run, folder: Path) -> str:
     expected |= {GRADIENT + name: gradient for name, gradient in gradients.items()}
     expected |= {UPDATED + name: (value - before[name]).detach() for name, value in parameters.items()}
     save_file({name: value.contiguous() for name, value in expected.items()}, folder / EXPECTED)
-    return refusal
+    return refusal, seen
 
 
 def _other_loss(model: nn.Module, tokens: Tensor) -> str:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 import time
@@ -26,6 +27,8 @@ SECONDS = 60
 """Time of one call on all ranks."""
 PATIENCE = 1.5
 """Seconds in which the other ranks may still answer after one failed: they may wait for it."""
+ERROR = re.compile(r"\w*Error\b|\bwhat\(\)|[Ff]atal")
+"""In a line of stderr that says why a process ends."""
 
 
 IMPORTS = (
@@ -81,7 +84,7 @@ class Ranks:
             waiting = {c: rank for rank, (_, c) in enumerate(self._running) if rank not in answers}
             for ready in wait([*waiting], timeout=left):
                 rank = waiting[ready]  # type: ignore[index]
-                answers[rank] = _received(ready)  # type: ignore[arg-type]
+                answers[rank] = _received(ready) or self._last_words(rank)  # type: ignore[arg-type]
                 if answers[rank].refusal or answers[rank].failure:
                     end = min(end, time.monotonic() + PATIENCE)
         # Ranks that stopped at the same sentence did so before they waited for each other, and can go on.
@@ -89,6 +92,16 @@ class Ranks:
         if not together or any(answer.failure for answer in answers.values()):
             self.stop()
         return [answers.get(rank, Answer(failure="no answer in time")) for rank in range(self.count)]
+
+    def _last_words(self, rank: int) -> Answer:
+        """Return how a rank died, and the last error that it wrote: of a library in C++, nothing else shows it."""
+        process, _ = self._running[rank]
+        process.join(PATIENCE)
+        status = process.exitcode or 0
+        how = signal.Signals(-status).name if status < 0 else f"status {status}"
+        written = self._store.with_name(f"{rank}.txt").read_text(encoding="utf-8", errors="replace")
+        errors = [line.strip() for line in written.splitlines() if ERROR.search(line)]
+        return Answer(failure=": ".join([f"the process died ({how})", *errors[-1:]]))
 
     def stop(self) -> None:
         """End the ranks."""
@@ -103,11 +116,11 @@ class Ranks:
         import_for_ranks()
         context = multiprocessing.get_context("fork")
         self._folder = tempfile.TemporaryDirectory()
-        store = Path(self._folder.name) / "store"
+        self._store = Path(self._folder.name) / "store"
         for rank in range(self.count):
             ours, theirs = context.Pipe()
             others = [connection for _, connection in self._running] + [ours]
-            process = context.Process(target=_serve, args=(rank, self.count, store, theirs, others, os.getpid()))
+            process = context.Process(target=_serve, args=(rank, self.count, self._store, theirs, others, os.getpid()))
             process.start()
             theirs.close()
             self._running.append((process, ours))
@@ -119,11 +132,12 @@ def import_for_ranks() -> None:
         import_module(name)
 
 
-def _received(connection: Connection) -> Answer:
+def _received(connection: Connection) -> Answer | None:
+    """Return an answer; None if the process died."""
     try:
         answer: Answer = connection.recv()
     except (EOFError, ConnectionError):
-        return Answer(failure="the process died")
+        return None
     return answer
 
 
@@ -133,7 +147,7 @@ def _serve(rank: int, count: int, store: Path, connection: Connection, others: l
     signals.die_with_parent(signal.SIGKILL, parent)
     for each in others:
         each.close()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    os.dup2(os.open(store.with_name(f"{rank}.txt"), os.O_WRONLY | os.O_CREAT), 2)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         os.environ.pop(name, None)
     if count > 1:
