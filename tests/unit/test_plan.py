@@ -140,6 +140,7 @@ def test_the_table_says_what_is_not_counted_and_what_is_the_worst():
     text = table(plain, crowded)
     assert "| ddp | 2 | 40 GiB |  | yes |" in text
     assert "| fsdp | 2 | 40 GiB | 90 GiB | yes |" in text
+    assert plan_table.CROWDED in text
     assert "Of the 80 GiB of a device, `fits` leaves 2 GiB free for it (hardware.unplanned_gib)." in table(
         plain, device_memory_gib=80, unplanned_gib=2
     )

@@ -108,7 +108,8 @@ def test_a_recipe_that_a_run_cannot_have(strategy, workload, recipe, sentence):
         resolved(strategy, workload, recipe=recipe)
 
 
-def test_enough_samples_and_the_products_of_bfloat16():
+def test_recipes_that_runs_can_have():
+    resolved("pp", recipe={"activation_checkpointing": "full"})
     resolved("ddp", "mlp", recipe={"global_batch_size": 18, "gradient_accumulation_steps": 6})
     assert resolved("fsdp", recipe={"dtype": "bfloat16"}).recipe.arithmetic == "bf16"
 
