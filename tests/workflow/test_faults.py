@@ -152,7 +152,7 @@ def test_code_that_was_edited_since_its_settings_were_resolved_trains_nothing(tm
     trial = Trial(tmp_path, "ddp")
     trial.scripts = code
     assert trial.start().wait() == 1
-    assert "scripts/shardlab/train/loop.py was edited since this run's settings were resolved" in log(trial)
+    assert "scripts/shardlab/train was edited since this run's settings were resolved" in log(trial)
     assert not trial.steps()
     assert not (trial.folder / "train.json").exists()
 

@@ -40,8 +40,7 @@ def called(make_tree, tmp_path_factory):
 def test_mistakes_end_the_call_before_any_job(called, words):
     tree, calls = called
     status, output = calls[words]
-    assert status == 1
-    assert words in output
+    assert words in str(status), "Python's exit prints it, with status 1"
     assert "Traceback" not in output
     assert not (tree.path / "data").exists()
     assert [path.name for path in (tree.path / "results").iterdir()] == ["README.md"]
