@@ -1,5 +1,6 @@
-"""Report the state of each run that was begun: done, alive, waiting in Slurm's queue and why,
-finished without its driver, resumable from which step, or lost, and why.
+"""Report the state of each run that was begun: done, alive, waiting in Slurm's
+queue and why, finished without its driver, resumable from which step, or lost,
+and why.
 
 Changes nothing: the next call of Snakemake does what this announces. Example:
 shardlab status
