@@ -163,8 +163,16 @@ class Pair:
             return name
         whole, inside, _ = name.split("/")
         found = inside if len(self._lengths[inside]) > 1 else whole
-        rows = self.reference.about.get("hashes", {})
-        return next((row for key, row in rows.items() if found in key.split("/")[:2]), found) if rows else found
+        return self._rows.get(found, found)
+
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        """The first row of the reference's prepared data with each hash, whole or of the inside."""
+        found: dict[str, int] = {}
+        for name, row in self.reference.about.get("hashes", {}).items():
+            for part in name.split("/")[:2]:
+                found.setdefault(part, row)
+        return found
 
     @cached_property
     def _lengths(self) -> dict[str, set[str]]:

@@ -69,19 +69,18 @@ def advice(rows: pd.DataFrame) -> str:
         f"Least memory on {ranks} rank{'s' * (ranks > 1)}: {name}, {_figures(runs[name])}."
         for ranks, name in smallest(runs).items()
     ]
-    return " ".join(filter(None, [*parts, _rule(runs)]))
+    return " ".join(filter(None, [*parts, _rule(runs, [quickest, *others])]))
 
 
 def _listed(names: list[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _rule(runs: Runs) -> str:
-    """Return whether the rule of thumb holds: that what it suggests is among the fastest."""
+def _rule(runs: Runs, quickest: list[str]) -> str:
+    """Return whether the rule of thumb holds: that what it suggests is among the quickest."""
     known = [name for name in RULE if name in runs]
     if not known:
         return ""
-    quickest = fastest(runs)
     part = runs[known[0]]["samples_per_second"] / runs[quickest[0]]["samples_per_second"]
     held = "it holds here" if known[0] in quickest else f"here it reaches {part:.0%} of the fastest one's speed"
     return f"The rule of thumb (ddp while the model fits, fsdp if not) suggests {known[0]}: {held}."
