@@ -28,7 +28,7 @@ PER_WORKLOAD = (
 )
 COMPARISON = "speed_and_memory"
 """The one of these that the page begins with."""
-PER_STRATEGY = ("memory_per_rank", "step", "schedule")
+PER_STRATEGY = ("memory_per_rank", "schedule")
 SWEEP = ("sweep",)
 
 

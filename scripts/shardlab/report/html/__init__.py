@@ -22,7 +22,6 @@ from shardlab.report.recommendation import advice, fastest, measured, smallest, 
 from shardlab.report.run_data import RunData, Shown
 from shardlab.report.strategy_docs import explained
 from shardlab.report.summary import MEMORY_KINDS
-from shardlab.report.technique_picture import picture
 from shardlab.report.units import readable_bytes
 from shardlab.report.verdict import EQUAL, REPORTED, ROUNDING, SUSPICIOUS, UNEQUAL, flips, pages, verdict
 from shardlab.report.workload_order import order_workloads
@@ -249,21 +248,10 @@ def _strategy(run_data: RunData, name: str, drawn: Drawn) -> dict[str, Any]:
     return {
         "name": name,
         "text": Markup(explained(name)),
-        "picture": _picture(run_data),
         "charts": [_shown(chart, f"{chart}.{name}") for chart in PER_STRATEGY if f"{chart}.{name}" in drawn],
         "columns": ["workload", "ranks", "mesh", "peak memory", *kinds, "sent per step", "planned to send"],
         "rows": [_holdings(run) for run in run_data.runs],
     }
-
-
-def _picture(run_data: RunData) -> Markup:
-    """Who holds and sends what in the strategy's largest run; empty for one rank, or if its memory was not measured."""
-    singles = {run.train.workload: run.train for run in run_data.singles}
-    for run in run_data.runs:
-        single = singles.get(run.train.workload)
-        if run.train.world_size > 1 and run.train.tensor_bytes and single and single.tensor_bytes:
-            return Markup(picture(run.train, single, run.timeline))
-    return Markup()
 
 
 def _holdings(run: Shown) -> list[str]:
