@@ -14,8 +14,6 @@ class Mark:
     color: str
     shape: str
     """As Vega names it, or as a path."""
-    glyph: str
-    """The same shape as a character, for the legend of the page."""
 
 
 ONE_DEVICE, DATA_PARALLEL, SHARDED, ZERO = "one device", "data parallel", "sharded data parallel", "ZeRO (DeepSpeed)"
@@ -26,16 +24,16 @@ STAR = "M0.00,-1.25L0.32,-0.44L1.19,-0.39L0.52,0.17L0.73,1.01L0.00,0.55L-0.73,1.
 """Paths of shapes that Vega does not name, in a square from about -1 to 1."""
 COMBINED, OTHER = "combined", "other"
 FAMILIES = {
-    ONE_DEVICE: Mark("#8b949e", "cross", "\u271a"),
-    DATA_PARALLEL: Mark("#3f8ae0", "circle", "\u25cf"),
-    SHARDED: Mark("#e0802c", "square", "\u25a0"),
-    ZERO: Mark("#d9514e", "diamond", "\u25c6"),
-    PIPELINE: Mark("#3ba272", "triangle-right", "\u25b6"),
-    TENSOR: Mark("#9a6fdd", "triangle-up", "\u25b2"),
-    CONTEXT: Mark("#2aa5b8", HALF_DISK, "\u25d7"),
-    EXPERT: Mark("#5a3cff", STAR, "\u2605"),
-    COMBINED: Mark("#d65fa6", "triangle-down", "\u25bc"),
-    OTHER: Mark("#9c7a4a", "triangle-left", "\u25c0"),
+    ONE_DEVICE: Mark("#8b949e", "cross"),
+    DATA_PARALLEL: Mark("#3f8ae0", "circle"),
+    SHARDED: Mark("#e0802c", "square"),
+    ZERO: Mark("#d9514e", "diamond"),
+    PIPELINE: Mark("#3ba272", "triangle-right"),
+    TENSOR: Mark("#9a6fdd", "triangle-up"),
+    CONTEXT: Mark("#2aa5b8", HALF_DISK),
+    EXPERT: Mark("#5a3cff", STAR),
+    COMBINED: Mark("#d65fa6", "triangle-down"),
+    OTHER: Mark("#9c7a4a", "triangle-left"),
 }
 """Family: how it is drawn, in the order of legends."""
 OF_SPLITS = {

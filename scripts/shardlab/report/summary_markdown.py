@@ -73,7 +73,7 @@ def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str]
     if config.sweep:
         parts += ["## Sweep", "", *_swept(table), ""]
     strategies, workloads = axes(table, config, left_out)
-    parts += ["## Test loss, and its relative difference to `single`", ""]
+    parts += ["## Test loss of `single`, and the relative difference of the others", ""]
     parts += [_matrix(table, strategies, workloads), ""]
     if table.workload.nunique() > len(workloads):
         parts += [f"The first {len(workloads)} variants; all are in results/summary.csv.", ""]
@@ -99,7 +99,7 @@ def screen(table: pd.DataFrame, config: Config, results: Path) -> str:
     blocks: list[list[list[str]]] = []
     used = WIDTH
     for workload in workloads:
-        column = [workload, *(_short(rows.get((strategy, workload))) for strategy in strategies)]
+        column = [workload, *(cell(rows.get((strategy, workload))) for strategy in strategies)]
         width = GAP + max(map(len, column))
         if used + width > WIDTH:
             blocks.append([names])
@@ -115,19 +115,17 @@ def screen(table: pd.DataFrame, config: Config, results: Path) -> str:
     return "\n\n".join([*tables, f"{about}{judgement}", f"Open {results / 'report.html'}"])
 
 
-def _short(row: dict[Hashable, Any] | None) -> str:
-    """Format a cell of the screen's matrix."""
+def cell(row: dict[Hashable, Any] | None) -> str:
+    """Format a cell of a matrix: the test loss of ``single``, the difference of the others from it, and what the
+    verdict says if that is not equal; or why there is none.
+    """
     if row is None or pd.isna(row["test_loss"]):
         return "-" if row is None else str(row["status"]).partition(":")[0]
-    if row["strategy"] == "single" or pd.isna(row["rel_diff"]):
-        return f"{row['test_loss']:.4f}"
-    mark = " !" if not pd.isna(row["equality"]) and row["equality"] != EQUAL else ""
-    return f"{difference(row['rel_diff'])}{mark}"
-
-
-def difference(value: float) -> str:
-    """Format a relative difference."""
-    return f"{value:.0e}" if value else "0"
+    if pd.isna(row["rel_diff"]):
+        return f"{row['test_loss']:.4f} (no single)"
+    text = f"{row['rel_diff']:.0e}" if row["rel_diff"] else "0"
+    text = f"{row['test_loss']:.4f}" if row["strategy"] == "single" else text
+    return text if row["equality"] == EQUAL else f"{text} {row['equality']}"
 
 
 def _swept(table: pd.DataFrame) -> list[str]:
@@ -148,8 +146,8 @@ def swept(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def _matrix(table: pd.DataFrame, strategies: list[str], workloads: list[str]) -> str:
-    cells = {(row["strategy"], row["workload"]): _cell(row) for row in table.to_dict("records")}
-    rows = [[strategy, *(cells.get((strategy, w), "-") for w in workloads)] for strategy in strategies]
+    cells = {(row["strategy"], row["workload"]): row for row in table.to_dict("records")}
+    rows = [[strategy, *(cell(cells.get((strategy, w))) for w in workloads)] for strategy in strategies]
     rows += noise(table, workloads)
     return tabulate(rows, headers=["strategy", *workloads], tablefmt="pipe", disable_numparse=True)
 
@@ -162,14 +160,6 @@ def noise(table: pd.DataFrame, workloads: list[str]) -> list[list[str]]:
         for name, values in largest.items()
         if values.notna().any()
     ]
-
-
-def _cell(row: dict[Hashable, Any]) -> str:
-    if pd.isna(row["test_loss"]):
-        return str(row["status"]).partition(":")[0]
-    difference = "no single" if pd.isna(row["rel_diff"]) else format(row["rel_diff"], ".0e")
-    judged = "" if pd.isna(row["equality"]) or row["equality"] == EQUAL else f", {row['equality']}"
-    return f"{row['test_loss']:.6f} ({difference}{judged})"
 
 
 def _markdown(figures: pd.DataFrame) -> str:
