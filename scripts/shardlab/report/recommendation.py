@@ -30,7 +30,7 @@ def advice(rows: pd.DataFrame) -> str:
         parts = [f"Of {len(known)} strategies measured here, {last} is the fastest: {figures}."]
     for ranks in sorted({int(count) for count in known.world_size}):
         if len(of_ranks := known[known.world_size == ranks]) > 1:
-            least = of_ranks.loc[of_ranks.tensor_bytes.astype(float).idxmin()]
+            least = of_ranks.sort_values("tensor_bytes", kind="stable").iloc[0]
             parts.append(f"Least memory on {ranks} rank{'s' * (ranks > 1)}: {least.strategy}, {_figures(least)}.")
     return " ".join(parts)
 
