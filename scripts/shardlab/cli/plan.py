@@ -54,7 +54,7 @@ def main() -> None:
         if site.slurm
     ]
     planned = [planned_hours.hours(run, by_name.get((run.strategy, run.workload)), args.data) for run in runs]
-    if sentence := planned_hours.sentence(requests, planned, "Trainings"):
+    if sentence := planned_hours.sentence(requests, planned, "Trainings", site.slurm):
         text += f"\n{sentence}\n"
     if args.table:
         write_text(args.table, text)

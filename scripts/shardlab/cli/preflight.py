@@ -2,6 +2,8 @@
 a job.
 
 Problems are printed with their remedies, and end the program with status 1.
+
+Example: shardlab preflight -n --config site=engaging nodes=2
 """
 
 import argparse
@@ -29,6 +31,7 @@ from shardlab.runs import (
     slurm,
     slurm_accounts,
     slurm_limits,
+    slurm_lines,
     slurm_trial,
 )
 from shardlab.runs.launchers import RENDEZVOUS, JobLauncher
@@ -50,14 +53,23 @@ def main() -> int:
     """Run the checks, write the findings, print problems."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "what", choices=["login", "nodes", "ranks", "show"], help="where this runs; show: print reports"
+        "what", nargs="?", choices=["login", "nodes", "ranks", "show"], help="where this runs; show: print reports"
     )
-    parser.add_argument("--settings", type=Path, required=True, help="site.json: the ranks to check")
+    parser.add_argument(
+        "-n", "--dry-run", action="store_true", help="print the sbatch and srun lines of every stage; submit nothing"
+    )
+    parser.add_argument("--settings", type=Path, help="site.json: the ranks to check")
     load.add_config_argument(parser)
     parser.add_argument("--jobs", type=at_least(1), help="login: jobs that the call submits at a time")
     parser.add_argument("--output", type=Path, help="report to write")
     parser.add_argument("--reports", type=Path, nargs="*", default=[], help="show: reports to print")
     args = parser.parse_args()
+    if args.dry_run:
+        site = load.site(args.config)
+        print(slurm_lines.text(args.config, site, slurm_lines.sizes(args.config, site)))
+        return 0
+    if args.what is None or args.settings is None:
+        parser.error("only the rules of the target preflight call this; you want -n, or snakemake ... -- preflight")
     run = read_ranks(args.settings)
     if args.what == "show":
         show(run, [read_json(path, "preflight report", "run preflight again") for path in args.reports])
