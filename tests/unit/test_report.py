@@ -95,7 +95,8 @@ def test_the_load_of_experts_is_relative_to_its_layer_and_dropped_tokens_are_add
         ]
         finished(tmp_path, run, steps=steps)
     drawn = charts.draw(run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path), ["moe"])
-    table, _ = drawn["expert_load.moe"]
+    table, specification = drawn["expert_load.moe"]
+    assert "ddp (6 dropped)" in json.dumps(specification)
     assert list(dict.fromkeys(table.layer)) == ["layer 0", "layer 2", "layer 4", "layer 6"]
     rows = table.query("strategy == 'ddp' and layer in ('layer 0', 'layer 6')")
     assert rows.drop(columns=["strategy", "layer"]).to_numpy().tolist() == [

@@ -30,8 +30,29 @@ MEMORY = (
     "Memory is the peak of the rank that held the most: all tensors together, each kind of tensor (the kinds peak at "
     "different times), and the whole process (on a GPU: memory that PyTorch had allocated)."
 )
-
-
+BYTES = "bytes"
+FIGURES = {
+    "ranks": ("world_size", "{:.0f}"),
+    "test loss": ("test_loss", "{:.6f}"),
+    "averaged weights": ("ema_test_loss", "{:.6f}"),
+    "untrained": ("untrained_test_loss", "{:.4f}"),
+    "validation": ("validation_loss", "{:.6f}"),
+    "metric": ("metric_value", "{:.4f}"),
+    "flips": ("expert_flips", "{:,.0f}"),
+    "samples/s": ("samples_per_second", "{:.0f}"),
+    "steps": ("steps", "{:.0f}"),
+    "wall s": ("wall_seconds", "{:.2f}"),
+    "tensors": ("tensor_bytes", BYTES),
+    "planned": ("predicted_memory_bytes", BYTES),
+    "error": ("memory_error", "{:+.1%}"),
+    **{str(kind): (f"{kind}_bytes", BYTES) for kind in MEMORY_KINDS},
+    "process": ("peak_memory_bytes", BYTES),
+    "sent per step": ("bytes_per_step", BYTES),
+    "planned to send": ("predicted_bytes_per_step", BYTES),
+}
+"""Columns of a workload's table: column of summary.csv, and its form."""
+OF_SOME = ("ema_test_loss", "expert_flips")
+"""Columns that only some workloads have."""
 NOISE = {"rounding alone (twins)": "noise_floor", "single in full precision": "full_precision_rel_diff"}
 """Last rows of the matrix: column of the table."""
 WEIGHTS = (
@@ -168,37 +189,15 @@ def _markdown(figures: pd.DataFrame) -> str:
 
 def figures(rows: pd.DataFrame) -> pd.DataFrame:
     """Format the results of one workload, one column each, the strategy first; empty if nothing was measured."""
+    shown: dict[str, Any] = {"strategy": rows.strategy}
+    for title, (column, form) in FIGURES.items():
+        if rows[column].notna().any() or column not in OF_SOME:
+            form_of = readable_bytes if form == BYTES else form.format
+            shown[title] = rows[column].map(lambda value, form_of=form_of: "" if pd.isna(value) else form_of(value))
+    if rows.weights_rel_diff.notna().any():
+        shown["farthest weight"] = [weights(row) for row in rows.to_dict("records")]
     metric = next((name for name in rows.metric_name.dropna()), "metric")
-    flipped = {"flips": rows.expert_flips.map(lambda value: _number(value, ",.0f"))}
-    averaged = {"averaged weights": rows.ema_test_loss.map(lambda value: _number(value, ".6f"))}
-    weighed = {"farthest weight": [weights(row) for row in rows.to_dict("records")]}
-    return pd.DataFrame(
-        {
-            "strategy": rows.strategy,
-            "ranks": rows.world_size.map(lambda value: _number(value, ".0f")),
-            "test loss": rows.test_loss.map(lambda value: _number(value, ".6f")),
-            **(averaged if rows.ema_test_loss.notna().any() else {}),
-            "untrained": rows.untrained_test_loss.map(lambda value: _number(value, ".4f")),
-            "validation": rows.validation_loss.map(lambda value: _number(value, ".6f")),
-            metric: rows.metric_value.map(lambda value: _number(value, ".4f")),
-            **(weighed if rows.weights_rel_diff.notna().any() else {}),
-            **(flipped if rows.expert_flips.notna().any() else {}),
-            "samples/s": rows.samples_per_second.map(lambda value: _number(value, ".0f")),
-            "steps": rows.steps.map(lambda value: _number(value, ".0f")),
-            "wall s": rows.wall_seconds.map(lambda value: _number(value, ".2f")),
-            "tensors": rows.tensor_bytes.map(_bytes),
-            "planned": rows.predicted_memory_bytes.map(_bytes),
-            "error": rows.memory_error.map(lambda value: _number(value, "+.1%")),
-            **{str(kind): rows[f"{kind}_bytes"].map(_bytes) for kind in MEMORY_KINDS},
-            "process": rows.peak_memory_bytes.map(_bytes),
-            "sent per step": rows.bytes_per_step.map(_bytes),
-            "planned to send": rows.predicted_bytes_per_step.map(_bytes),
-        }
-    )
-
-
-def _bytes(size: Any) -> str:
-    return "" if pd.isna(size) else readable_bytes(float(size))
+    return pd.DataFrame(shown).rename(columns={"metric": metric})
 
 
 def _number(value: Any, form: str) -> str:
