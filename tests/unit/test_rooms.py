@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "records": {"ground", "settings"},
     "report": {"ground", "settings", "records"},
     "course": {"ground", "settings", "records", "report"},
-    "runs": {"ground", "patches", "settings", "data", "records", "report"},
+    "runs": {"ground", "patches", "settings", "data", "records"},
     "workflow": {"ground", "patches", "settings", "records", "runs"},
     "docs_generator": {"ground", "settings"},
     "models": {"ground", "patches", "settings"},

@@ -9,7 +9,6 @@ import shutil
 
 from shardlab.files import write_text
 from shardlab.report import charts, html, run_data, summary, summary_markdown
-from shardlab.runs import job_use, slurm
 from shardlab.settings import load
 
 
@@ -22,10 +21,8 @@ def main() -> None:
     table, left_out = summary.judged(args.config, args.results)
     _, workloads = summary_markdown.axes(table, args.config, left_out)
     found = run_data.collect(table, args.results, workloads)
-    drawn = html.charts(found, workloads)
-    accounting = slurm.accounting(job for run in found.runs if (job := run.train.slurm_job_id))
-    billed = job_use.bill_of(args.config, args.results)
-    text = html.html(found, drawn, args.config, left_out, accounting, billed, args.results)
+    drawn = charts.draw(found, workloads)
+    text = html.html(found, drawn, args.config, left_out, args.results)
     write_text(args.results / "report.html", text)
     new = args.results / ".charts.new"
     shutil.rmtree(new, ignore_errors=True)
