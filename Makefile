@@ -35,12 +35,13 @@ run-examples: .venv/run
 # The default workloads; adapters on packed rows and beside experts; and Muon.
 COLUMNS := "mlp", "mnist", "xsum", "vit", "llama2", "moe", "hf_small", "instruct@size=lora", "moe@size=lora", "moe@optimizer.name=muon"
 # Compare every strategy on every workload with one device.
-# Writes the figures of the documents, and the README's picture.
+# Writes the figures of the documents, and their pictures.
 matrix: .venv/run
 	$(SNAKEMAKE) --profile workflow/profiles/local --config 'strategies=[all]' 'workloads=[$(COLUMNS)]' -- all
 	$(BIN)/python scripts/shardlab summarize --config '{"strategies": ["all"], "workloads": [$(COLUMNS)]}' --check
 	$(BIN)/python scripts/docs.py --summary results/summary.csv
 	$(BIN)/python docs/pictures.py
+	$(BIN)/python docs/techniques.py
 
 # What each run does now, until q.
 watch: .venv/login

@@ -3,7 +3,8 @@
 import json
 
 from shardlab.records import plan
-from shardlab.records.reports import NoiseFloorReport, TestReport, Timeline
+from shardlab.records.reports import NoiseFloorReport, TestReport
+from shardlab.records.timeline import Timeline
 from shardlab.records.train_report import train_report
 from shardlab.settings import run_identity
 from shardlab.settings.precisions import PRECISIONS
@@ -38,11 +39,11 @@ def finished(
     weights="w",
     evaluated="w",
     steps=(STEP,),
-    computed=None,
+    timeline=None,
     choices=None,
     **more,
 ):
-    """The files of a finished run; ``more``: keys of its train.json; ``computed``: of its timeline.json; ``choices``:
+    """The files of a finished run; ``more``: keys of its train.json; ``timeline``: of its timeline.json; ``choices``:
     experts that the test tokens choose.
     """
     folder = results / run.strategy / run.workload
@@ -68,8 +69,8 @@ def finished(
     }
     records = [{"kind": "attempt", "step": 0, "time": "now"}, *steps, VALIDATION]
     train_report(run, records, measured | more).write(folder / "train.json")
-    if computed:
-        Timeline(identity=run_identity.identity_of(run, data), computed=computed).write(folder / "timeline.json")
+    if timeline:
+        Timeline(identity=run_identity.identity_of(run, data), step=2, **timeline).write(folder / "timeline.json")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     test = {"loss": loss, "metric_name": "mse", "metric_value": 1.0, "samples": 1, "targets": 2, "evaluation": "whole"}
     TestReport(

@@ -284,6 +284,7 @@ def test_a_start_behind_the_last_step_measures_nothing_and_removes_what_kills_le
     unmeasured = (report.tensor_bytes, report.peak_memory_bytes, report.traffic, report.bytes_per_step, report.idle)
     assert unmeasured == (None,) * len(unmeasured)
     assert report.step_seconds_median is not None, "of the steps that earlier attempts took"
+    assert not (again / "timeline.json").exists(), "of a step that was not drawn"
 
 
 @pytest.mark.parametrize("main", [False, True])

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from shardlab.errors import UserError
 from shardlab.measure import collectives, traffic
 from shardlab.measure.collectives import Trial, _right
+from shardlab.measure.timeline_recorder import TimelineRecorder
 from shardlab.measure.traffic import fraction_sent
 from shardlab.runtime.distributed import World
 from shardlab.settings.mesh import ParallelDims
@@ -28,7 +29,11 @@ def counted():
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
 
     def count(call):
-        with traffic.Traffic(SimpleNamespace(size=4, mesh=None, dims=ParallelDims({}), grouped=None)) as found:
+        timeline = TimelineRecorder()
+        timeline.begin()
+        with traffic.Traffic(
+            SimpleNamespace(size=4, mesh=None, dims=ParallelDims({}), grouped=None), timeline
+        ) as found:
             call()
         return dict(found.bytes)
 

@@ -72,18 +72,21 @@ def test_each_chart_has_its_figures(drawn):
 
 def test_a_strategy_is_drawn_beside_one_device_and_its_plan(tmp_path):
     runs = [tiny_run("mlp"), tiny_run("mlp", "pp")]
-    computed = [[{"name": "forward", "piece": 3, "start": 0.0, "end": 0.001}], []]
+    span = {"name": "forward", "start": 0.0, "end": 0.001}
+    sent = {"start": 0.0005, "end": 0.001, "axis": "pp", "collective": "send", "bytes": 2048}
+    timeline = {"phases": [[span], [span]], "sent": [[sent], []], "computed": [[span | {"piece": 3}], []]}
     held = {"peak": 9, "at_peak": BYTES, "largest": BYTES | {"weights": 2**20}}
     finished(tmp_path, runs[0])
     planned(tmp_path, runs[1], [held, held | {"largest": BYTES | {"weights": 2**19}}])
-    finished(tmp_path, runs[1], computed=computed, steps=[STEP], tensor_bytes=[held, held], parameters=2**18)
+    finished(tmp_path, runs[1], timeline=timeline, steps=[STEP], tensor_bytes=[held, held], parameters=2**18)
     drawn = charts.draw(run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path), ["mlp"])
     weights = drawn["memory_per_rank.pp"][0].query("kind == 'weights'")
     assert weights["rank"].tolist() == ["single", "rank 0", "rank 1"]
     assert weights.bytes.tolist() == [4, 2**20, 2**20]
     assert weights.planned.tolist()[1:] == [2**20, 2**19]
     assert drawn["schedule.pp"][0][["place", "piece", "end"]].to_numpy().tolist() == [["0", 3, 1]]
-    assert "schedule.single" not in drawn, "nothing was kept of it"
+    text = html._picture(run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path).under("pp"))
+    assert "forward and backward: send over pp, 2 KiB per rank" in text
 
 
 def test_the_load_of_experts_is_relative_to_its_layer_and_dropped_tokens_are_added_up(tmp_path):

@@ -10,8 +10,9 @@ from typing import Any, Self
 import torch
 
 from shardlab.measure.memory import Memory
+from shardlab.measure.timeline_recorder import TimelineRecorder
 from shardlab.measure.traffic import Traffic
-from shardlab.records.reports import RANKS_SHOWN
+from shardlab.records.timeline import RANKS_SHOWN
 from shardlab.runtime.device import forget_peak, name, peak_memory
 from shardlab.runtime.distributed import World
 from shardlab.runtime.engine import Engine
@@ -27,7 +28,8 @@ class Meter:
         self.memory = Memory(world.device)
         self.counted = min(first + WARMUP_STEPS, steps) - 1
         """Step whose traffic and memory are counted: the last one of the warm-up, which is excluded from timings."""
-        self.traffic = Traffic(world)
+        self.timeline = TimelineRecorder()
+        self.traffic = Traffic(world, self.timeline)
         self.measures = first < steps
         """True if a step is left to count: not in a run that resumes at its last step."""
         self.seconds = 0.0
@@ -60,7 +62,9 @@ class Meter:
             return
         # Under a dispatch mode dynamo would skip the compiled frames, and never compile them again (pytorch #190286).
         with torch.compiler.set_stance("force_eager"), self.memory, self.traffic:
+            self.timeline.begin()
             yield
+            self.timeline.end()
             self.assign_kinds(number)
         self.engine.idle_fraction()  # the steps before include setup: measure from here on
         if number + 1 < self.steps:
@@ -69,13 +73,15 @@ class Meter:
     def assign_kinds(self, number: int) -> None:
         """Assign the engine's tensors to kinds; call it also between backward and update, while there are gradients."""
         if number == self.counted:
+            self.timeline.update()
             for kind, tensors in self.engine.tensors_by_kind().items():
                 self.memory.name(kind, tensors)
 
-    def compute_spans(self) -> list[list[dict[str, Any]]]:
-        """Return the compute spans of the first ranks in the last step; a collective."""
+    def report_timeline(self) -> dict[str, Any]:
+        """Return the timeline, under the names of records/timeline.py; a collective."""
         local = self.engine.compute_spans() if self.world.rank < RANKS_SHOWN else None
-        return [spans for devices in self.world.gather(local) for spans in devices or []]
+        computed = [spans for devices in self.world.gather(local) for spans in devices or []]
+        return {"step": self.counted, "computed": computed} | self.timeline.report(self.world)
 
     def figures(self) -> dict[str, Any]:
         """Return the measurements, under the names of TrainReport; a collective (memory of every rank)."""

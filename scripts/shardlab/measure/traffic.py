@@ -1,5 +1,6 @@
 """Traffic between the ranks in a step, counted at the operators that PyTorch's collectives consist of."""
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardlab.errors import UserError
+from shardlab.measure.timeline_recorder import TimelineRecorder
 from shardlab.runtime.distributed import NOT_TRAFFIC, World
 
 OPERATORS = {
@@ -80,10 +82,12 @@ class Traffic(TorchDispatchMode):
     not to a strategy.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, timeline: TimelineRecorder) -> None:
+        """Collectives are also recorded in ``timeline``, with their time."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes: defaultdict[tuple[str, str], float] = defaultdict(float)
         """(mesh axis, collective): bytes that this rank sends."""
+        self.timeline = timeline
         self.axes: dict[tuple[int, ...], str] = {tuple(range(world.size)): "world"}
         self.exchanges: dict[tuple[int, ...], str] = {}
         """Axes whose ranks may be those of another one, and send nothing but all-to-all."""
@@ -103,7 +107,8 @@ class Traffic(TorchDispatchMode):
         """
         if any("DTensor" in kind.__name__ for kind in types):
             return NotImplemented  # it is dispatched again as its component operators
-        name = str(func).rpartition(".")[0]
+        self.timeline.operator()
+        name, began = str(func).rpartition(".")[0], time.perf_counter()
         if name.partition(".")[0] in NAMESPACES and name not in OPERATORS and name not in SENDS_NOTHING:
             raise UserError(
                 f"the operator {name} communicates, but its number of bytes is unknown; add it to OPERATORS, or "
@@ -111,7 +116,7 @@ class Traffic(TorchDispatchMode):
             )
         result = func(*args, **(kwargs or {}))
         if name in OPERATORS:
-            self._count(name, args)
+            self._count(name, args, began)
         return result
 
     def report(self, world: World) -> list[dict[str, Any]]:
@@ -121,7 +126,7 @@ class Traffic(TorchDispatchMode):
         means = {key: sum(counted.get(key, 0) for counted in ranks) / len(ranks) for key in keys}
         return [{"axis": axis, "collective": name, "bytes": mean} for (axis, name), mean in means.items()]
 
-    def _count(self, name: str, args: Any) -> None:
+    def _count(self, name: str, args: Any, began: float) -> None:
         collective, argument = OPERATORS[name]
         tensors = list(_tensors(args[argument]))
         group = _group(args)
@@ -139,6 +144,7 @@ class Traffic(TorchDispatchMode):
                 rows = args[2]  # to each rank, this one included
                 sent = size * (1 - rows[dist.get_rank(group)] / sum(rows))
             self.bytes[axis, collective] += sent
+            self.timeline.send(began, axis, collective, sent)
 
 
 def _ranks(mesh: Any, axis: str) -> tuple[int, ...]:

@@ -62,7 +62,7 @@ class Stopwatch:
         self.spans.append((name, piece, start, self._mark()))
 
     def last(self) -> list[dict[str, Any]]:
-        """Return the last measurement (see records/reports.py); waits for the device."""
+        """Return the last measurement (see records/timeline.py); waits for the device."""
         self._wait()
         started, spans = self._last
         since = [(name, piece, self._between(started, a), self._between(started, b)) for name, piece, a, b in spans]

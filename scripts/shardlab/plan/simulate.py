@@ -25,6 +25,7 @@ from shardlab.data import encoders
 from shardlab.errors import UserError
 from shardlab.measure import flops
 from shardlab.measure.memory import Memory
+from shardlab.measure.timeline_recorder import TimelineRecorder
 from shardlab.measure.traffic import Traffic, fraction_sent
 from shardlab.models.weights import allocate
 from shardlab.parallel.ddp import BROADCAST
@@ -169,7 +170,7 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
             else:
                 _make_optimizer_state(engine)
             gc.collect()
-            memory, traffic = single_process.memory(run, engine, world), Traffic(world)
+            memory, traffic = single_process.memory(run, engine, world), Traffic(world, TimelineRecorder())
             with memory, traffic, _kernels(run):
                 train_step(engine, step, world, lambda _, engine: _name(memory, engine))
                 _name(memory, engine)

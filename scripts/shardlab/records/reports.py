@@ -13,8 +13,6 @@ from shardlab.settings.types import WARMUP_STEPS
 
 FIRST_STEPS = 4
 """Number of steps whose losses are compared: few enough that rounding has not grown."""
-RANKS_SHOWN = 16
-"""Maximum ranks in a timeline: the first ones."""
 LATER = f"excluding the first {WARMUP_STEPS} steps"
 
 
@@ -102,23 +100,6 @@ class FirstStep(Strict):
 
     loss: float | None = Field(description="Loss per target of the global batch.")
     grad_norm: float | None = Field(description="Global L2 norm of the gradient, before clipping.")
-
-
-class Span(Strict):
-    """A forward or backward pass, in seconds from the start of the step."""
-
-    name: str = Field(description="forward or backward.")
-    piece: int = Field(description="Micro-batch of the pipeline's schedule.")
-    start: float = Field(description="Start time.")
-    end: float = Field(description="End time.")
-
-
-class Timeline(Report):
-    """What the ranks of a pipeline computed in the last step, and when: timeline.json."""
-
-    schema_version: Literal[2] = Field(2, description="Version of this format.")
-    identity: Identity = Field(description="Run that this belongs to.")
-    computed: list[list[Span]] = Field(description="Of each of the first ranks (mp: device).")
 
 
 class TrainReport(Report):

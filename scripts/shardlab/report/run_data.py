@@ -9,7 +9,8 @@ import pandas as pd
 from shardlab.errors import UserError
 from shardlab.records import metrics, plan
 from shardlab.records.plan import Plan
-from shardlab.records.reports import TestReport, Timeline, TrainReport
+from shardlab.records.reports import TestReport, TrainReport
+from shardlab.records.timeline import Timeline
 from shardlab.report.families import family
 from shardlab.settings.types import Run
 
@@ -27,7 +28,7 @@ class Shown:
     """step, loss, grad_norm, seconds, expert_load (tokens by layer and expert), dropped_tokens: one row per training
     step, in order; the last two are missing without experts."""
     timeline: Timeline | None = None
-    """Of a pipeline; None if none was recorded, or it belongs to another training."""
+    """One step; None if none was recorded, or it belongs to another training."""
     plan: Plan | None = None
     """Its plan; None if it was not planned."""
 
@@ -46,7 +47,7 @@ class RunData:
     singles: list[Shown] = field(default_factory=list)
     """The runs of ``single``, to compare with."""
     events: int = MARKS
-    """Maximum micro-batches per rank in a chart."""
+    """Maximum messages, or micro-batches, per rank in a chart."""
 
     def for_workload(self, workload: str) -> "RunData":
         rows = self.table[self.table.workload == workload]

@@ -101,7 +101,7 @@ class Engine(Protocol):
 
     def compute_spans(self) -> list[list[dict[str, Any]]]:
         """Return, for each device of this rank, its compute spans in the last ``forward_backward`` (see
-        records/reports.py).
+        records/timeline.py).
 
         Empty if the strategy does not measure them.
         """

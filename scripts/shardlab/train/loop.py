@@ -16,7 +16,8 @@ from shardlab.models import expert_parameter_count
 from shardlab.records import metrics
 from shardlab.records.done import AVERAGED
 from shardlab.records.manifest import Manifest
-from shardlab.records.reports import Timeline, initial_digest
+from shardlab.records.reports import initial_digest
+from shardlab.records.timeline import Timeline
 from shardlab.records.train_report import train_report
 from shardlab.runs import signals
 from shardlab.runs.attempts import history
@@ -99,9 +100,9 @@ def train(
     if run.recipe.ema_decay is not None:
         measured |= {"ema_weights": state.checkpointer.save(AVERAGED, averaged=True)}
     measured |= operations | collect_measurements(state, meter)
-    computed = meter.compute_spans()  # a collective, like those above
+    timeline = meter.report_timeline()  # a collective, like those above
     if state.world.is_rank0:
-        write_reports(state, measured, computed if meter.measures else [], origin)
+        write_reports(state, measured, timeline if meter.measures else None, origin)
     return True
 
 
@@ -213,15 +214,14 @@ def collect_measurements(state: TrainState, meter: Meter) -> dict[str, Any]:
 def write_reports(
     state: TrainState,
     measured: dict[str, Any],
-    computed: list[list[dict[str, Any]]],
+    drawn: dict[str, Any] | None,
     origin: Mapping[str, Any],
 ) -> None:
-    """Write train.json and, of a pipeline of which a step was measured, timeline.json."""
+    """Write train.json and, if a step was profiled, timeline.json."""
     output = state.output
     (output / "timeline.json").unlink(missing_ok=True)
-    if computed:
-        values = {"identity": state.start.identity, "computed": computed}
-        Timeline.model_validate(values).write(output / "timeline.json")
+    if drawn is not None:
+        Timeline(identity=state.start.identity, **drawn).write(output / "timeline.json")
     measured = measured | {key: value for key, value in origin.items() if key != "attempt"}
     lines = metrics.read(output / metrics.NAME)
     tries = history(output, state.start.identity.numbers)

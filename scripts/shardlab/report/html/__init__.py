@@ -17,6 +17,7 @@ from shardlab.report import summary_markdown, sweep_table
 from shardlab.report.charts import ANCHORS, CHARTS, PAGES, PER_STRATEGY, PER_WORKLOAD, SWEEP, Drawn, strategies
 from shardlab.report.recommendation import advice
 from shardlab.report.run_data import RunData, Shown
+from shardlab.report.technique_picture import picture
 from shardlab.report.verdict import EQUAL, REPORTED, ROUNDING, SUSPICIOUS, UNEQUAL, flips, pages, verdict
 from shardlab.settings.config import Config
 
@@ -59,7 +60,10 @@ def html(
         sweep=_sweep(run_data.table, drawn) if config.sweep else None,
         workloads=[_workload(run_data.for_workload(name), name, drawn) for name in workloads],
         pages=PAGES,
-        strategies={name: _charts(PER_STRATEGY, drawn, f".{name}") for name in strategies(run_data)},
+        strategies={
+            name: (_picture(run_data.under(name)), _charts(PER_STRATEGY, drawn, f".{name}"))
+            for name in strategies(run_data)
+        },
         faults=_faults(run_data),
         made=f"Shardlab with Altair {version('altair')}",
         style=_raw((HERE / "style.css").read_text(encoding="utf-8")),
@@ -158,6 +162,16 @@ def _charts(names: Iterable[str], drawn: Drawn, scope: str = "") -> list[dict[st
     """Those of these charts that were drawn for a workload or strategy."""
     keys = {f"{name}{scope}": CHARTS[name] for name in names if f"{name}{scope}" in drawn}
     return [{"id": key, "title": chart.title, "caption": chart.caption} for key, chart in keys.items()]
+
+
+def _picture(run_data: RunData) -> Markup:
+    """Who holds and sends what in the strategy's largest run; empty for one rank, or if its memory was not measured."""
+    singles = {run.train.workload: run.train for run in run_data.singles}
+    for run in run_data.runs:
+        single = singles.get(run.train.workload)
+        if run.train.world_size > 1 and run.train.tensor_bytes and single and single.tensor_bytes:
+            return Markup(picture(run.train, single, run.timeline))
+    return Markup()
 
 
 def _faults(run_data: RunData) -> list[tuple[Any, ...]]:
