@@ -262,7 +262,7 @@ def _of_samples(sums: _Sums, fit: Fit) -> Iterator[Formula]:
             return
     unchanged = [samples.label(row) for row, weight in enumerate(weights) if abs(weight - 1) <= near * size]
     text = f"from {min(weights):.4g} to {max(weights):.4g} times the reference's"
-    text += f"; as there of {listed(unchanged, 8)}" * bool(unchanged)
+    text += f"; {len(unchanged)} of {len(weights)} count as there: {listed(unchanged, 8)}" * bool(unchanged)
     yield Formula("size of each sample's part", text, shown, fit, table)
 
 

@@ -53,7 +53,7 @@ ALONE = {
     "float32, the first sample twice": ("float32", f"gradient; {DROPPED}; {TWICE}"),
     "weights of samples": (
         "plain",
-        "gradient; size of each sample's part: from 0.1 to 3 times the reference's; as there of #",
+        "gradient; size of each sample's part: from 0.1 to 3 times the reference's; 1 of 8 count as there: #",
     ),
     "smoothed": ("plain", "gradient; "),
     "float32, smoothed": ("float32", "gradient; "),
@@ -264,7 +264,7 @@ def test_as_many_unknowns_as_values_explain_nothing(tmp_path, weights, size):
 def test_a_weight_of_each_sample_is_a_size_of_its_part(tmp_path):
     """Another loss, or other targets, of a model with one output give each sample some weight."""
     page = weighted(tmp_path, [1, 3, 0.5, 2, 1.25, 1, 4, 0.2], 60)
-    assert "size of each sample's part: from 0.2 to 4 times the reference's; as there of #0, #5.**" in page
+    assert "size of each sample's part: from 0.2 to 4 times the reference's; 2 of 8 count as there: #0, #5.**" in page
 
 
 def test_metadata_that_do_not_fit_are_an_error(tmp_path):
