@@ -139,7 +139,9 @@ def _updates_are_equal(pair: Pair, stage: Stage) -> bool:
         only_one_has = all((row.name in files[0]) != (row.name in files[1]) for row in stage.wrong)
         # A buffer that has the rate in it differs, too; so does a coefficient, whose first updates may be equal.
         is_told = any(key in formulas.COEFFICIENTS for key, _ in formulas.different_settings(View(pair, stage)))
-        has_time = len({each.step for each in updates if each.step >= stage.step}) > 1
+        has_time = any(each.step > stage.step for each in updates) or any(
+            s.wrong and s.step < stage.step for s in states
+        )
         is_inside = stage.kind == "optimizer state" and has_time and _equal(gradients) and not is_told
         return (only_one_has and all(_missing(each.rows) for each in states)) or is_inside
     # A factor is hidden by clipping, or by Adam; that of a loss scale may be taken out inside the optimizer.
@@ -172,7 +174,8 @@ def _causes(view: View) -> list[Formula]:
         later = [each for each in stages(pair) if each.step == stage.step and each.kind == "update" and each.wrong]
         found = [each for update in later for each in formulas.explain(View(pair, update))]
         found = [each for each in found if each.cause in ("in no optimizer that took a step", "no update")]
-        return found or _of_missing(view)
+        settings = [each for update in later for each in formulas.stated(View(pair, update), every=True)]
+        return found or settings or _of_missing(view)
     if any(not math.isfinite(row.difference) for row in stage.wrong) and stage.kind != "restored checkpoint":
         return []
     if stage.kind == "samples":

@@ -243,9 +243,9 @@ def _of_zero(view: View, formula: Formula) -> Iterator[Formula]:
         yield Formula("rate", "it is 0 in this step", formula.equation, formula.fit)
     elif view.stage.kind == "update" and names and names.isdisjoint(view.names):
         later = [s for s in view.pair.actual.steps if optimized(view, 0, s) & {*view.names}]
-        text = f"in this one; theirs takes step {ranges(later)} of the dump, so its steps are others" * bool(later)
+        text = f"; optimizers that have them take steps {ranges(later)}: these dumps number steps differently"
         cause = "no update" if later else "in no optimizer that took a step"
-        yield replace(formula, cause=cause, text=f"{listed(view.names)} {text}".strip())
+        yield replace(formula, cause=cause, text=listed(view.names) + text * bool(later))
     else:
         yield formula
 
@@ -719,8 +719,11 @@ def _plain_gradient(view: View) -> Iterator[Formula]:
         yield of_gradient(view, times, fit, f"gradient in the update = {coefficient(times)} x the reference's")
 
 
-def _stated(view: View) -> Iterator[Formula]:
-    """State and weights after PyTorch's own optimizer, with the settings that each training says: these differ."""
+def stated(view: View, *, every: bool = False) -> Iterator[Formula]:
+    """State and weights after PyTorch's own optimizer, with the settings that each training says: these differ.
+
+    ``every``: also those that this stage does not depend on.
+    """
     own, usual = (settings(view, side) for side in (0, 1))
     parameters = {name.split("//")[0] for name in view.names}
     if not parameters <= own.keys() & usual.keys() or not any(bool(view.actual(name).any()) for name in view.names):
@@ -740,7 +743,11 @@ def _stated(view: View) -> Iterator[Formula]:
             holds = view.holds("", view.names, replay.of(view, 0, mine))
             return not (holds and view.solved_by(view.names, replay.of(view, 1, theirs)))
 
-        different = {(key, text): names for (key, text), names in different.items() if matters(key)}
+        different = {
+            (key, text): names
+            for (key, text), names in different.items()
+            if (every and key not in replay.IMPLEMENTATIONS) or matters(key)
+        }
     causes = {CAUSES_OF_SETTINGS.get(key, "settings") for key, _ in different}
     shown = [
         (f"{key} " * (len(different) > 1 or key not in CAUSES_OF_SETTINGS))
@@ -805,13 +812,13 @@ _OF: dict[str, tuple[Formulas, ...]] = {
     "buffers": _PLAIN,
     "gradient": (*_PLAIN, _ranks, _previous, _decay, _penalty),
     "clipped gradient": (*_PLAIN, _by_value, _clip_of_some, _decay),
-    "optimizer state": (*_PLAIN, _stated, _moments, _decay),
+    "optimizer state": (*_PLAIN, stated, _moments, _decay),
     "update": (
         *_PLAIN,
         _decay,
         _factor_and_decay,
         _plain_gradient,
-        _stated,
+        stated,
         _lost,
     ),
 }

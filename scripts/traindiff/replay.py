@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from traindiff.capture_files import InputError
 from traindiff.fit import Read, View
 
-IMPLEMENTATIONS = ("foreach", "fused", "capturable", "differentiable")
-"""Arguments that choose how, not what."""
+IMPLEMENTATIONS = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
+"""Settings of groups that say how a step is taken, or what a schedule keeps there."""
 NAMES = {"AdamW": "Adam", "FusedAdam": "Adam", "DeepSpeedCPUAdam": "Adam"}
 """Optimizers that are another one of PyTorch's, with other settings (AdamW: decoupled_weight_decay), or elsewhere."""
 
