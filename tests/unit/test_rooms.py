@@ -15,7 +15,6 @@ MAY_IMPORT = {
     "data": {"ground", "settings"},
     "records": {"ground", "settings"},
     "report": {"ground", "settings", "records"},
-    "course": {"ground", "settings", "records", "report"},
     "runs": {"ground", "patches", "settings", "data", "records", "report"},
     "workflow": {"ground", "patches", "settings", "records", "runs"},
     "docs_generator": {"ground", "settings"},
@@ -34,12 +33,12 @@ MAY_IMPORT["cli"] = {*MAY_IMPORT}
 """Room: the rooms below it. Ground is what lies in no room: errors, files, schema."""
 NO_TORCH = (
     *("ground", "patches", "settings", "data", "records", "report", "runs"),
-    *("course", "workflow", "docs_generator"),
+    *("workflow", "docs_generator"),
 )
 
 
 LOGIN = ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]
-LOGIN += ["report", "watch", "status", "lesson"]
+LOGIN += ["report", "watch", "status"]
 """Programs of the login node."""
 
 

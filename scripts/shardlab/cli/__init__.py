@@ -26,9 +26,6 @@ VERBS = {
         "bill": "sum up what jobs requested and used",
         "diagnose": "find where two trainings first differ, and why",
     },
-    "In the course": {
-        "lesson": "check what you did in a lesson of docs/course.md",
-    },
     "Stages, which the rules call": {
         "launch": "start a stage as the site requires: job, image, ranks",
         "download": "download a data set or model from the hub",
