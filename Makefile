@@ -100,7 +100,6 @@ docs: .venv/dev
 # Make the documents a site in site/, and check its links.
 site: .venv/dev
 	rm -rf .site && mkdir .site && git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --no-dereference -t .site
-	$(BIN)/python scripts/docs.py --site .site
 	$(BIN)/python -m mkdocs build --strict
 
 # Draw the README's picture from results/summary.csv.

@@ -17,7 +17,6 @@ MAY_IMPORT = {
     "report": {"ground", "settings", "records"},
     "runs": {"ground", "patches", "settings", "data", "records", "report"},
     "workflow": {"ground", "patches", "settings", "records", "runs"},
-    "docs_generator": {"ground", "settings"},
     "models": {"ground", "patches", "settings"},
     "runtime": {"ground", "patches", "settings", "data", "models", "runs"},
     "parallel": {"ground", "patches", "settings", "models", "runtime"},
@@ -31,10 +30,7 @@ MAY_IMPORT = {
 MAY_IMPORT["proof"] = {*MAY_IMPORT["train"], "train"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 """Room: the rooms below it. Ground is what lies in no room: errors, files, schema."""
-NO_TORCH = (
-    *("ground", "patches", "settings", "data", "records", "report", "runs"),
-    *("workflow", "docs_generator"),
-)
+NO_TORCH = ("ground", "patches", "settings", "data", "records", "report", "runs", "workflow")
 
 
 LOGIN = ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]

@@ -48,7 +48,9 @@ def test_the_course_can_be_worked_through(tree):
     for name in ("ddp", "fsdp", "tensor_parallel"):
         shutil.copy(ROOT / f"examples/{name}.py", tree.path / f"examples/exercises/{name}.py")
     do(tree, 2)
-    assert [column(tree, "equality")[f"exercise_{name}"] for name in ("ddp", "fsdp", "tensor_parallel")] == ["equal"] * 3
+    assert [column(tree, "equality")[f"exercise_{name}"] for name in ("ddp", "fsdp", "tensor_parallel")] == [
+        "equal"
+    ] * 3
     do(tree, 3)
     rows = re.findall(r"^\| (ddp|fsdp|tp|pp) \|(.*)\|$", TEXT, re.MULTILINE)
     columns = ("bytes_per_step", "weights_bytes", "gradients_bytes", "optimizer_bytes")
