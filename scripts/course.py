@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write what a learner of docs/course.md works on: the exercises in examples/exercises,
-which are examples with holes, unless a file is already there.
+"""Write the exercises of docs/course.md into examples/exercises: examples
+with holes. A file that is already there is kept.
 
 With --plant, copy the project to exercise/ and put a fault there.
 """

@@ -34,7 +34,7 @@ NO_TORCH = ("ground", "patches", "settings", "data", "records", "report", "runs"
 
 
 LOGIN = ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]
-LOGIN += ["report", "watch", "status"]
+LOGIN += ["report", "status"]
 """Programs of the login node."""
 
 

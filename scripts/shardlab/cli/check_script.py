@@ -7,7 +7,6 @@ and their losses and weights are compared. Prints a line per rule; status 1 if
 one is not kept.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -15,14 +14,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated
 
-from shardlab.cli import at_least
+from shardlab.cli import at_least, program
 from shardlab.errors import UserError
 from shardlab.files import write_json
 from shardlab.records import metrics
 from shardlab.records.script_lines import DUMPS, Line, Lines, has_dumps
 from shardlab.runs import script_place
-from shardlab.settings import load, resolve
+from shardlab.settings import resolve
+from shardlab.settings.config import Config
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run, sealed
 
@@ -34,30 +35,31 @@ TAIL = 3
 """Last lines of a rank's output that are shown if it fails."""
 
 
-def main() -> int:
+@program
+def main(
+    script: Annotated[Path, "the program that trains"],
+    /,
+    workload: str,
+    config: Config,
+    ranks: Annotated[int, at_least(1), "ranks of this machine (default: 2)"] = 2,
+    steps: Annotated[int, at_least(1), "steps (default: 3)"] = 3,
+) -> int:
     """Run the script and `single`, print what is kept; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("script", type=Path, help="the program that trains")
-    parser.add_argument("--workload", required=True, help="a file in config/workloads")
-    load.add_config_argument(parser)
-    parser.add_argument("--ranks", type=at_least(1), default=2, help="ranks of this machine (default: 2)")
-    parser.add_argument("--steps", type=at_least(1), default=3, help="steps (default: 3)")
-    args = parser.parse_args()
-    run = resolve.run(args.config, "single", args.workload)
+    run = resolve.run(config, "single", workload)
     data = Path("data/prepared") / run.data.name
-    weights = Path("results/init") / f"{resolve.weights_of(args.workload)}.safetensors"
-    if not args.script.is_file():
-        raise UserError(f"{args.script} does not exist; name the script from the project's root.")
+    weights = Path("results/init") / f"{resolve.weights_of(workload)}.safetensors"
+    if not script.is_file():
+        raise UserError(f"{script} does not exist; name the script from the project's root.")
     for path in (data / "train.safetensors", weights):
         if not path.exists():
             raise UserError(
                 f"{path} does not exist; make it with: snakemake --profile workflow/profiles/local -- "
-                f"results/single/{args.workload}.done"
+                f"results/single/{workload}.done"
             )
-    run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"max_steps": args.steps})})
+    run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"max_steps": steps})})
     with tempfile.TemporaryDirectory() as place:
         kept = True
-        for rule, broken in check(run, args.script, data, weights, Path(place), args.ranks):
+        for rule, broken in check(run, script, data, weights, Path(place), ranks):
             print(f"{'kept' if broken is None else 'BROKEN'}: {rule}" + (f": {broken}" if broken else ""), flush=True)
             kept &= broken is None
     return int(not kept)
