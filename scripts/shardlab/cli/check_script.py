@@ -7,18 +7,16 @@ and their losses and weights are compared. Prints a line per rule; status 1 if
 one is not kept.
 """
 
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 from shardlab.cli import at_least, program
 from shardlab.errors import UserError
-from shardlab.files import write_json
+from shardlab.files import COMMAND, write_json
 from shardlab.records import metrics
 from shardlab.records.script_lines import DUMPS, Line, Lines, has_dumps
 from shardlab.runs import script_place
@@ -29,10 +27,6 @@ from shardlab.settings.types import Run, sealed
 
 SECONDS = 600
 """After which ranks are taken to wait for one another for ever."""
-POLL = 0.05
-"""Seconds between two looks at the ranks."""
-TAIL = 3
-"""Last lines of a rank's output that are shown if it fails."""
 
 
 @program
@@ -100,40 +94,16 @@ def check(
 
 
 def _started(script: Path, options: list[str], ranks: int) -> str | None:
-    """Run a script on ranks of this machine as `shardlab launch` does; return what failed."""
-    from shardlab.runtime import one_node
-
-    one_node.stay_inside()
-    store = one_node.loopback_store()
-    common = os.environ | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": one_node.LOOPBACK}
-    common |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    words = [sys.executable] * (script.suffix == ".py") + [str(script.absolute()), *options]
-    with tempfile.TemporaryDirectory() as place:
-        logs = [(Path(place) / f"{rank}.log").open("w+") for rank in range(ranks)]
-        every = [
-            subprocess.Popen(
-                words, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=log, stderr=subprocess.STDOUT
-            )
-            for rank, log in enumerate(logs)
-        ]
+    """Run a script on ranks of this machine as `shardlab launch` does, with their output here; return what failed."""
+    torchrun = [sys.executable, str(COMMAND), "fork_torchrun", "--standalone", "--listen", f"--nproc-per-node={ranks}"]
+    torchrun += ["--no-python"] * (script.suffix != ".py")
+    with subprocess.Popen([*torchrun, "--", str(script.absolute()), *options]) as process:
         try:
-            end = time.monotonic() + SECONDS
-            while any(process.poll() is None for process in every) and not any(process.poll() for process in every):
-                if time.monotonic() > end:
-                    return f"it did not end within {SECONDS} seconds"
-                time.sleep(POLL)
-            for rank, process in enumerate(every):
-                if process.poll():
-                    logs[rank].seek(0)
-                    last = " / ".join(logs[rank].read().strip().splitlines()[-TAIL:])
-                    return f"rank {rank} ended with status {process.returncode}: {last or 'it printed nothing'}"
-        finally:
-            for process in every:
-                process.kill()
-                process.wait()
-            for log in logs:
-                log.close()
-    return None
+            status = process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            return f"it did not end within {SECONDS} seconds"
+    return f"torchrun ended with status {status}; see the output of the ranks above" if status else None
 
 
 def _sentence(look: Callable[[], object]) -> str | None:

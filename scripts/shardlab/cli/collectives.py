@@ -3,34 +3,32 @@
 import csv
 import io
 from pathlib import Path
-from typing import Annotated
 
-from shardlab.cli import at_least, program
+from shardlab.cli import program
 from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.measure.collectives import COLLECTIVES, measure
 from shardlab.runtime import distributed
 from shardlab.settings.types import read_ranks
 
+SIZES = [1024 * 4**power for power in range(8)]
+"""Of messages, in bytes: 1 KiB to 16 MiB."""
+REPEATS = 20
+"""Of each, of which the median is reported."""
+
 
 @program
-def main(
-    settings: Path,
-    output: Path,
-    largest: Annotated[int, at_least(1), "largest message in bytes (default: 16 MiB)"] = 2**24,
-    repeats: Annotated[int, "repetitions, of which the median is reported (default: 20)"] = 20,
-) -> None:
+def main(settings: Path, output: Path) -> None:
     """Measure every collective at every size; rank 0 writes one row each."""
     run = read_ranks(settings)
     if run.world_size < 2:
         raise UserError(f"{settings} has one rank; set nodes or ranks_per_node to measure collectives.")
     distributed.start(run.site)
     world = distributed.world(run)
-    sizes = [1024 * 4**power for power in range(12) if 1024 * 4**power <= largest] or [largest]
     rows = []
     for name in COLLECTIVES:
-        for size in sizes:
-            rows.append({"site": run.site_name, "nodes": run.nodes} | measure(world, name, size, repeats))
+        for size in SIZES:
+            rows.append({"site": run.site_name, "nodes": run.nodes} | measure(world, name, size, REPEATS))
             if world.is_rank0:
                 row = rows[-1]
                 print(f"{name:<15}{row['bytes']:>12} bytes {row['microseconds']:>12.1f} us", flush=True)

@@ -1,6 +1,7 @@
 """Run a script as one rank of a training: `shardlab launch` starts it on each rank of a strategy that names a script.
 
-It starts at its first step by itself with --restart, as its checkpoints are removed, and writes its own event files.
+With --accept, once all ranks have ended, check what the script left and write train.json. --restart and --tensorboard
+are ignored: the script's checkpoints are removed already, and it writes its own files.
 """
 
 from pathlib import Path
@@ -20,14 +21,26 @@ def main(
     image: Path | None = None,
     restart: bool = False,
     tensorboard: bool = False,
+    accept: bool = False,
 ) -> int:
-    """Start the script, follow it to its end."""
-    signals.listen()
-    from shardlab.runs import cpu_binding, script_place, script_rank
+    """Start the script and follow it to its end, or check what it left."""
+    if not accept:
+        signals.listen()
+    # After installing the signal handlers: imports take seconds.
+    from shardlab.data import store
+    from shardlab.runs import cpu_binding, images, script_place, script_rank
     from shardlab.settings import scripts
     from shardlab.settings.types import read_run
 
     run = read_run(settings)
+    if accept:
+        from shardlab.runtime import distributed
+        from shardlab.train import script_report
+
+        distributed.start(run.site)
+        origin = images.origin_of(commit, image)
+        script_report.accept(run, data, weights, output, store.fingerprint_of(data), origin)
+        return 0
     cpu_binding.bind(run.site.cpu_binding)
     rank = script_rank.number(run)
     signals.name(f"rank {rank} of script")

@@ -130,8 +130,8 @@ def train(
         print(f"{command.lines}\n\nattempt {attempt.number}; its output is in {story.log(attempt)}", flush=True)
         status = child.run(command, story.log(attempt))
         if run.script and status == 0:
-            check = [*options[:1], "accept_script", *options[2:]]
-            status = child.run(commands.command(run, check, image, Scope.ONE), story.log(attempt), again=True)
+            check = commands.command(run, [*options, "--accept"], image, Scope.ONE)
+            status = child.run(check, story.log(attempt), again=True)
         stop_signal = child.stop_signal or story.stopped(attempt)
         if not story.stopped(attempt) and story.error(attempt):  # whatever was requested, this is what happened
             stop_signal = None
