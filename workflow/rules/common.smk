@@ -33,9 +33,10 @@ WRITE_SETTINGS = (
 )
 
 
-def in_image(wildcards, input):
-    """Return `shardlab launch`'s option for the image; a function of the input, so that it triggers nothing."""
-    return [f"--image={path}" for path in IMAGE]
+def launch(words):
+    """Return the shell command of a rule that starts a stage, with these options, where the site says."""
+    inputs = "--settings {input.settings:q} --image={input.image:q}"
+    return f"{SHARDLAB} launch {words} {inputs} > {{log:q}} 2>&1"
 
 
 def sorted_json(settings):
