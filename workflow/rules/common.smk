@@ -36,7 +36,8 @@ WRITE_SETTINGS = (
 def launch(words):
     """Return the shell command of a rule that starts a stage, with these options, where the site says."""
     inputs = "--settings {input.settings:q} --image={input.image:q}"
-    return f"{SHARDLAB} launch {words} {inputs} > {{log:q}} 2>&1"
+    stage, _, options = words.partition(" ")
+    return f"{SHARDLAB} launch {stage} {inputs} {options} > {{log:q}} 2>&1"
 
 
 def sorted_json(settings):
