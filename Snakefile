@@ -53,7 +53,9 @@ rule all:
 
 onstart:
     with call_start.as_workflow_error():
-        call_start.check_executor(workflow.executor_plugin.name, CONFIG, SITE)
+        call_start.check_executor(
+            workflow.executor_plugin.name, workflow.executor_settings, CONFIG, SITE
+        )
     call_start.start_forkserver(workflow.executor_plugin.name, SITE, Path.cwd())
 
 

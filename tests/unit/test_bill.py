@@ -9,8 +9,16 @@ from shardlab.report import bill
 from shardlab.runs import job_use, planned_hours, slurm_accounting
 from shardlab.runs.slurm_reattach import name_of
 from shardlab.runs.slurm_request import Request
+from shardlab.settings.sites import Slurm
 
-ROW = {"JobID": "7", "NNodes": "1", "TimelimitRaw": "60", "AllocTRES": "billing=4,cpu=4,gres/gpu=4,mem=600M,node=2"}
+ROW = {
+    "JobID": "7",
+    "Partition": "whole",
+    "QOS": "normal",
+    "NNodes": "1",
+    "TimelimitRaw": "60",
+    "AllocTRES": "billing=4,cpu=4,gres/gpu=4,mem=600M,node=2",
+}
 """As sacct --parsable2 prints AllocTRES; `gres/gpu:TYPE` besides where the cluster accounts for types."""
 
 
@@ -39,25 +47,39 @@ def accounted(monkeypatch, tmp_path):
     return make
 
 
-def billed(results, resource="gres/gpu", **options):
-    return bill.bill(job_use.uses([tiny_run("mlp", "ddp")], results, resource), "GPU", **{"by_node": False} | options)
+SITE = Slurm(
+    gpus="gres",
+    queues={
+        "parts": {"partition": "parts", "billing": {"factor": 0.25, "unit": "node-hours"}},
+        "whole": {"partition": "whole", "qos": "normal", "billing": {"per": "node"}},
+        "cores": {"partition": "cores", "billing": {"per": "core", "factor": 0.1, "unit": "node-hours"}},
+    },
+)
+
+
+def billed(results, site=SITE):
+    return bill.bill(job_use.uses([tiny_run("mlp", "ddp")], results, site), "GPU", site.unit)
 
 
 def test_hours_by_stage_and_strategy_and_their_sum(accounted, tmp_path):
-    """A training that was preempted once and an evaluation that failed; another project's job of that number."""
+    """A training that was preempted once and an evaluation that failed, in queues that charge whole nodes and parts;
+    another project's job of that number.
+    """
     results = accounted(
         {"7": "train/ddp_mlp", "8": "evaluate/ddp_mlp", "9": "init/mlp"},
         {"State": "PREEMPTED", "ElapsedRaw": "1800"},
         {"State": "COMPLETED", "ElapsedRaw": "3600"},
-        {"JobID": "8", "State": "FAILED", "ElapsedRaw": "360", "AllocTRES": "cpu=1,gres/gpu=1,gres/gpu:box=1"},
+        {"JobID": "8", "State": "FAILED", "ElapsedRaw": "360", "Partition": "parts"}
+        | {"AllocTRES": "cpu=1,gres/gpu=1,gres/gpu:box=1"},
         {"JobID": "9", "JobName": "another", "State": "COMPLETED", "ElapsedRaw": "9999"},
     )
-    made = billed(results, by_node=True)
+    made = billed(results)
+    assert made.columns[-1] == "charged node-hours"
     assert "--allocations --noheader --parsable2 --jobs=7,8,9" in (tmp_path / "asked").read_text()
     assert made.rows == [
         ["train", "ddp", "2", "8", "6", "2", "1.5"],
-        ["evaluate", "ddp", "1", "1", "0.1", "0.1", "0.1"],
-        ["all", "", "3", "9", "6.1", "2.1", "1.6"],
+        ["evaluate", "ddp", "1", "1", "0.1", "0.1", "0.025"],
+        ["all", "", "3", "9", "6.1", "2.1", "1.52"],
     ]
     assert "| train | ddp | 2 | 8 | 6 | 2 | 1.5 |" in bill.markdown(made)
 
@@ -66,21 +88,29 @@ def test_an_allocation_that_runs_share_is_one_job(accounted):
     results = accounted({}, {"JobName": "shardlab-pack", "State": "TIMEOUT", "ElapsedRaw": "3600"})
     (results / "logs").mkdir()
     (results / "logs/pack-7.log").touch()
-    assert billed(results).rows[0] == ["pack", "", "1", "4", "4", "4"]
+    assert billed(results).rows[0] == ["pack", "", "1", "4", "4", "4", "1"]
 
 
 def test_a_cluster_that_does_not_account_for_gpus_or_has_none_or_accounts_for_nothing(accounted, monkeypatch):
-    row = {"State": "COMPLETED", "ElapsedRaw": "3600", "AllocTRES": "cpu=3,mem=1G,node=1"}
+    row = {"State": "COMPLETED", "ElapsedRaw": "3600", "Partition": "cores", "AllocTRES": "cpu=3,mem=1G,node=1"}
     results = accounted({"7": "train/ddp_mlp"}, row)
     assert billed(results).rows[0][4] == str(tiny_run("mlp", "ddp").world_size)
-    assert billed(results, "cpu").rows[0][4] == "3"
+    assert billed(results, SITE.model_copy(update={"gpus": None})).rows[0][4:] == ["3", "0", "0.3"]
     monkeypatch.setenv("PATH", "")
     assert bill.NONE in bill.markdown(billed(results))
 
 
 def test_what_a_call_requests_and_plans_in_one_sentence():
-    requests = [Request("train", {"nodes": 2, "gres": "gpu:4", "runtime": 30})] * 3
-    assert planned_hours.sentence(requests, [1.0, None], "Trainings") == (
-        "Trainings request at most 12.0 GPU-hours and 3.0 node-hours (the time limits of 3 jobs); planned for "
-        "1 training: 1 device-hours, without 1 training of unknown length."
+    """In the unit of the queue that Slurm is asked for."""
+    asked = {"nodes": 2, "gres": "gpu:4", "runtime": 30, "slurm_partition": "parts"}
+    requests = [Request("train", asked)] * 2 + [Request("train", asked | {"slurm_partition": "whole", "qos": "normal"})]
+    assert planned_hours.sentence(requests, [1.0, None], "Trainings", SITE, tries=2) == (
+        "Trainings request at most 12.0 GPU-hours, charged as 3.0 node-hours: the time limits of 3 jobs; "
+        "each retry and requeue adds its own, 2 tries of each 6.0; planned for 1 training: 1 device-hours, "
+        "without 1 training of unknown length."
     )
+
+
+def test_a_site_has_one_unit():
+    with pytest.raises(ValueError, match="one unit, and here are GPU-hours and node-hours"):
+        Slurm(queues={"a": {"billing": {"per": "node"}}, "b": {}})

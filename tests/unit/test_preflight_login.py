@@ -109,6 +109,9 @@ def test_a_queue_s_limits_are_those_of_what_goes_there(programs):
     assert asked(jobs_of(runs, site), jobs=2).wrong == []
     (wrong,) = asked(jobs_of(runs, site), jobs=100).wrong
     assert wrong.startswith("QOS small lets 2 jobs wait or run, and this call may submit 3")
+    few = site.slurm.queues["few"].model_copy(update={"jobs_max": 2})
+    site.slurm.queues["few"] = few
+    assert asked(jobs_of(runs, site), jobs=100).wrong == []
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ NEVER = (
     "but ddp x mlp requests 4, so it would never start; lower nodes or ranks_per_node, or choose another queue or QOS"
 )
 LONG = "limits jobs to 30 min, but ddp x mlp requests 60; lower slurm.runtime"
-MANY = "lets 5 jobs wait or run, and this call may submit 100, of which Slurm would refuse the others; add --jobs 5 to"
+MANY = "lets 5 jobs wait or run, and this call may submit 100, of which Slurm would refuse the others; set jobs_max: 5"
 
 
 @pytest.mark.parametrize(

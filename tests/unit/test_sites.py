@@ -1,38 +1,26 @@
 """Sites: the sbatch and srun lines of each, compared with an approved text."""
 
 import os
-import re
+import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from snakemake_executor_plugin_slurm.submit_string import get_submit_command
-from snakemake_executor_plugin_slurm.utils import set_gres_string
 
 from shardlab.cli import preflight
 from shardlab.errors import UserError
-from shardlab.runs import commands, container, launchers, slurm, stages
+from shardlab.runs import commands, container, launchers, slurm, slurm_lines
+from shardlab.runs.slurm_request import sbatch
 from shardlab.runs.stages import Scope
 from shardlab.settings import load, resolve
 from shardlab.settings.sites import LauncherSettings
+from shardlab.workflow.job_requests import check_flags
 
 APPROVED = Path(__file__).with_name("approved")
-OURS = [name for name in load.names("sites") if (APPROVED / f"{name}.txt").exists() or "APPROVE" in os.environ]
-"""The project's own sites; a user's need no approved text."""
-SUBMISSION = {"run_uuid": "RUN", "slurm_logfile": "LOG", "comment_str": "RULE", "workdir": "PROJECT"}
-
-
-class Job:
-    """What the plugin asks a Snakemake job for."""
-
-    threads = 1
-
-    class Resources(dict):
-        __getattr__ = dict.__getitem__
-
-    def __init__(self, resources):
-        self.resources = self.Resources(resources)
+SHAPES = ("alps", "engaging", "lumi", "perlmutter", "local", "test")
+"""Sites of all kinds: an image by srun, Apptainer, AMD GPUs, podman, no Slurm, the cluster in a box."""
 
 
 def loaded(**values):
@@ -40,71 +28,21 @@ def loaded(**values):
     return config, load.site(config)
 
 
-STARTED = {
-    "preflight": (Scope.NODES, Scope.RANKS),
-    "init": (Scope.ONE,),
-    "plan": (Scope.ONE,),
-    "train": (Scope.RANKS,),
-    "noise_floor": (Scope.ONE,),
-    "evaluate": (Scope.ONE,),
-    "collectives": (Scope.RANKS,),
-}
-"""What a job of each stage starts: one process, one per node, the ranks."""
-SUBMIT = "sbatch --parsable --job-name RUN --output LOG --export=ALL --comment RULE"
-"""What the submission of every job has in common, beside its folder."""
-
-
-def text_of_size(name, nodes, per_node):
-    """What jobs of this size request and start; stages that share a line share it here, too."""
-    config, site = loaded(site=name, nodes=nodes, ranks_per_node=per_node)
-    run = resolve.ranks(config)
-    shared = {}
-    stages_of_size = [stage for stage in STARTED if STARTED[stage] != (Scope.ONE,) or (nodes, per_node) == (1, 1)]
-    for stage in stages_of_size if site.slurm else []:
-        requested = slurm.resources(site, stage, nodes, per_node, stages.MINUTES.get(stage))
-        named = {
-            "account": f" -A {requested['slurm_account']}" if "slurm_account" in requested else "",
-            "partition": f" -p {requested['slurm_partition']}" if "slurm_partition" in requested else "",
-        }
-        line = get_submit_command(Job(requested), SUBMISSION | named) + set_gres_string(Job(requested))
-        line = " ".join(line.split())
-        assert line.startswith(SUBMIT)
-        shared.setdefault(line.replace(SUBMIT, "sbatch ...").replace(" -D PROJECT", ""), []).append(stage)
-    for stage in stages_of_size:
-        for scope in STARTED[stage]:
-            each = stage if len(STARTED[stage]) == 1 else f"{stage} of the {scope.name.lower()}"
-            shared.setdefault(started(run, site, scope)[1], []).append(each)
-    return "\n".join(
-        [f"## {nodes} x {per_node}", *(f"# {', '.join(them)}\n{line}" for line, them in shared.items()), ""]
-    )
-
-
-def started(run, site, scope):
-    """The variables that a job exports, and the rest of its script; names instead of paths, which may need quotes."""
-    image = "IMAGE.sif" if site.container.enabled else None
-    project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
-    command = mock.patch.object(commands, "COMMAND", Path("PROJECT/scripts/shardlab"))
-    with project, command, mock.patch.object(sys, "executable", "python"):
-        script = commands.lines(run, ["PROJECT/scripts/shardlab", "STAGE", "--settings=run.json"], image, scope)
-    first = re.search(f"^(exec|export {launchers.RENDEZVOUS}=)", script, re.MULTILINE).start()
-    return script[:first], script[first:]
-
-
 def lines(name):
-    """What the jobs of each stage request and start: on one GPU, on a node, and on two."""
+    """What the jobs of each stage request and start, on one GPU, a node, and two; names instead of paths."""
     config, site = loaded(site=name)
     most = site.ranks_per_node_max or 4
-    text = [f"# every job: {SUBMIT} -D PROJECT\n"] if site.slurm else []
-    text += [started(resolve.ranks(config), site, Scope.ONE)[0], text_of_size(name, 1, 1), text_of_size(name, 1, most)]
-    while most and site.slurm and site.slurm.queue_for("train", 2, most) is None:
-        with pytest.raises(UserError) as refused:
-            text_of_size(name, 2, most)
-        text.append(f"## 2 x {most}\nerror: {refused.value}\n")
-        most //= 2
-    return "\n".join([*text, text_of_size(name, 2, most)] if most and site.nodes_max != 1 else text)
+    sizes = [(1, 1), (1, most)] + [(2, most), (2, most // 2)] * (site.nodes_max != 1)
+    if site.slurm and site.slurm.queue_for("train", 2, most):
+        sizes.pop()
+    project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
+    of_lines = mock.patch.object(slurm_lines, "COMMAND", Path("PROJECT/scripts/shardlab"))
+    command = mock.patch.object(commands, "COMMAND", Path("PROJECT/scripts/shardlab"))
+    with project, command, of_lines, mock.patch.object(sys, "executable", "python"):
+        return slurm_lines.text(config, site, sizes)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_sbatch_and_srun_lines_are_the_approved_ones(name):
     """After an intended change: APPROVE=1 .venv/bin/python -m pytest tests/unit/test_sites.py, and read the diff."""
     path = APPROVED / f"{name}.txt"
@@ -148,7 +86,8 @@ def test_a_wrong_key_of_a_site_is_one_sentence(settings, words):
 QUEUES = {
     "small": {"partition": "small", "nodes_max": 1, "gpus_per_node_max": 2},
     "whole": {"partition": "whole", "flags": ["--exclusive"], "gpus_max": 8},
-    "debug": {"partition": "debug", "qos": "debug", "runtime_max": 30, "nodes_max": 1},
+    "debug": {"partition": "debug", "qos": "debug", "runtime_max": 30, "nodes_max": 1, "jobs_max": 2}
+    | {"memory_mb_per_rank": 7, "cpus_per_rank": 5},
 }
 
 
@@ -164,6 +103,8 @@ def test_a_job_goes_to_the_first_queue_that_takes_its_size():
     assert (nodes["slurm_partition"], nodes["slurm_extra"].split()[:2]) == ("whole", ["--x", "--exclusive"])
     assert (init["slurm_partition"], init["runtime"]) == ("small", 7)
     preflight = slurm.resources(site, "preflight", 1, 4, 60)
+    assert (preflight["mem_mb"], preflight["cpus_per_task"], preflight["jobs_of_debug_debug"]) == (28, 5, 1)
+    assert slurm.limits(site.slurm) == {"jobs_of_debug_debug": 2}
     assert (preflight["slurm_partition"], preflight["qos"], preflight["runtime"]) == ("debug", "debug", 30)
 
 
@@ -172,6 +113,43 @@ def test_a_job_that_no_queue_takes_is_refused_with_the_limits():
         slurm.resources(with_queues(), "train", 3, 4)
     assert "train requests 3 x 4 GPUs" in str(error.value)
     assert "small: 1 node, 2 GPUs per node; whole: 8 GPUs in all" in str(error.value)
+
+
+def test_every_site_s_lines_can_be_printed(capsys, monkeypatch):
+    """As a support engineer does: shardlab preflight -n."""
+    for name in load.names("sites"):
+        monkeypatch.setattr(sys, "argv", ["preflight", "-n", "--config", f"site={name}"])
+        assert preflight.main() == 0
+        assert "## 1 x 1\n# " in capsys.readouterr().out
+
+
+def test_ranks_have_no_more_cores_than_the_job(monkeypatch):
+    """Of a queue with fewer."""
+    config, site = loaded(site="perlmutter")
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "64")
+    text = commands.lines(resolve.ranks(config), ["x.py"], None, Scope.RANKS)
+    assert (site.cpus_per_rank, site.omp_threads) == (32, 16)
+    assert "--cpus-per-task=64 " in text
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "16")
+    text = commands.lines(resolve.ranks(config), ["x.py"], None, Scope.RANKS)
+    assert "--cpus-per-task=16 " in text
+    assert "OMP_NUM_THREADS=4\n" in text
+
+
+def test_a_second_resource_and_another_cluster():
+    settings = {"gpus": "gres", "gpu_type": "a100", "gres": "nvme:1", "clusters": "big"}
+    _, site = loaded(site="test", site_settings={"slurm": settings})
+    line = " ".join(sbatch(slurm.resources(site, "train", 1, 2)))
+    assert " --clusters big " in line
+    assert " --gpus-per-node=a100:2" in line
+    assert line.endswith(" --gres=nvme:1")
+
+
+@pytest.mark.parametrize("flag", ["--gres=gpu:1", "-p big", "--clusters=x", "--mem=4G"])
+def test_a_flag_that_snakemake_sets_is_refused(flag):
+    """By the plugin, only when it submits."""
+    with pytest.raises(UserError, match=r"slurm.queues.whole.flags: .* is an option that Snakemake sets itself"):
+        check_flags(with_queues(queues=QUEUES | {"whole": {"flags": ["--exclusive", flag]}}).slurm)
 
 
 def test_a_stage_that_needs_no_gpu_need_not_ask_for_one():
@@ -259,6 +237,21 @@ def test_preflight_names_the_keys_to_change_when_a_node_is_not_heard(monkeypatch
     seen = " ".join(preflight.nodes(run)["problems"])
     assert "1 of 2 nodes did not reach localhost:0 within 0.2 s" in seen
     assert "srun.domain or srun.interface" in seen
+
+
+def test_an_image_that_each_job_unpacks_needs_space(monkeypatch, tmp_path):
+    """As Apptainer does without squashfuse; inside, its variable names the folder."""
+    image = tmp_path / "rootfs-123/root"
+    (image / "bin").mkdir(parents=True)
+    (image / "bin/sh").write_bytes(bytes(5 * 2**20))
+    monkeypatch.setenv("APPTAINER_CONTAINER", str(image))
+    ((said,), wrong) = preflight.unpacking(container.unpacked())
+    assert f"unpacks the image into {tmp_path} (5 MiB, " in said
+    assert wrong == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=2**20))
+    assert "set APPTAINER_TMPDIR" in preflight.unpacking(container.unpacked())[1][0]
+    monkeypatch.setenv("APPTAINER_CONTAINER", "/p/containers/train.sif")
+    assert preflight.unpacking(container.unpacked()) == ([], [])
 
 
 def test_a_time_limit_that_leaves_no_time_to_train_is_said_before():

@@ -13,7 +13,11 @@ with call_start.as_exit():
     REQUESTS = JobRequests(CALL)
     call_start.note_done(sys.argv[1:], Path.cwd(), CALL.requested.values(), CALL.frozen)
 
-dry_run.announce(workflow, CALL.runs)
+# Queues, or a site, that take few jobs of a user at a time.
+for name, most in REQUESTS.limits(workflow.resource_settings.nodes).items():
+    workflow.register_resource(name, most)
+
+dry_run.announce(workflow, CALL.runs, CALL.site.slurm)
 
 CONFIG, SITE = CALL.config, CALL.site
 CONFIG_JSON = CONFIG.model_dump_json()

@@ -37,7 +37,9 @@ rule preflight_login:
         config=CONFIG_JSON,
         jobs=[
             f"--jobs={number}"
-            for number in [workflow.resource_settings.nodes]
+            for number in [
+                REQUESTS.limits(workflow.resource_settings.nodes).get("_nodes")
+            ]
             if number
         ],
     message:

@@ -52,7 +52,7 @@ def main(
         if site.slurm
     ]
     planned = [planned_hours.hours(run, by_name.get((run.strategy, run.workload)), data) for run in runs]
-    if sentence := planned_hours.sentence(requests, planned, "Trainings"):
+    if sentence := planned_hours.sentence(requests, planned, "Trainings", site.slurm):
         text += f"\n{sentence}\n"
     if table:
         write_text(table, text)

@@ -2,6 +2,8 @@
 a job.
 
 Problems are printed with their remedies, and end the program with status 1.
+
+Example: shardlab preflight -n --config site=engaging nodes=2
 """
 
 import argparse
@@ -29,6 +31,7 @@ from shardlab.runs import (
     slurm,
     slurm_accounts,
     slurm_limits,
+    slurm_lines,
     slurm_trial,
 )
 from shardlab.runs.launchers import RENDEZVOUS, JobLauncher
@@ -50,14 +53,23 @@ def main() -> int:
     """Run the checks, write the findings, print problems."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "what", choices=["login", "nodes", "ranks", "show"], help="where this runs; show: print reports"
+        "what", nargs="?", choices=["login", "nodes", "ranks", "show"], help="where this runs; show: print reports"
     )
-    parser.add_argument("--settings", type=Path, required=True, help="site.json: the ranks to check")
+    parser.add_argument(
+        "-n", "--dry-run", action="store_true", help="print the sbatch and srun lines of every stage; submit nothing"
+    )
+    parser.add_argument("--settings", type=Path, help="site.json: the ranks to check")
     load.add_config_argument(parser)
     parser.add_argument("--jobs", type=at_least(1), help="login: jobs that the call submits at a time")
     parser.add_argument("--output", type=Path, help="report to write")
     parser.add_argument("--reports", type=Path, nargs="*", default=[], help="show: reports to print")
     args = parser.parse_args()
+    if args.dry_run:
+        site = load.site(args.config)
+        print(slurm_lines.text(args.config, site, slurm_lines.sizes(args.config, site)))
+        return 0
+    if args.what is None or args.settings is None:
+        parser.error("only the rules of the target preflight call this; you want -n, or snakemake ... -- preflight")
     run = read_ranks(args.settings)
     if args.what == "show":
         show(run, [read_json(path, "preflight report", "run preflight again") for path in args.reports])
@@ -157,6 +169,8 @@ def one_node(run: Ranks) -> Findings:
     problems = [
         f"{name}: {problem}" for problem in storage(ROOT / "results") + storage(Path(tempfile.gettempdir()), 2**26)
     ]
+    said, wrong = unpacking(container.unpacked())
+    problems += [f"{name}: {problem}" for problem in wrong]
     versions: dict[str, str] = {}
     for package in PACKAGES:
         try:
@@ -171,6 +185,7 @@ def one_node(run: Ranks) -> Findings:
         problems += [f"{name}: {problem}" for problem in wrong]
     return {
         "host": name,
+        "said": said,
         "python": platform.python_version(),
         "versions": versions,
         "gpus": gpu_names,
@@ -179,6 +194,20 @@ def one_node(run: Ranks) -> Findings:
         "cores": len(os.sched_getaffinity(0)),
         "problems": problems,
     }
+
+
+def unpacking(image: Path | None) -> tuple[list[str], list[str]]:
+    """Return what it means that each job unpacks the image into a folder (None: it does not), and what is wrong."""
+    if image is None or not image.exists():
+        return [], []
+    place, size = image.parents[1], sum(path.lstat().st_size for path in image.rglob("*"))
+    free = shutil.disk_usage(place).free
+    sentence = (
+        f"each job unpacks the image into {place} ({size / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are free), because "
+        "squashfuse is missing or may not mount"
+    )
+    remedy = "install squashfuse, or set APPTAINER_TMPDIR (SINGULARITY_TMPDIR) to a larger disk of the node"
+    return ([], [f"{sentence}; {remedy}"]) if free < size else ([sentence], [])
 
 
 def visible(needed: int) -> tuple[list[str], list[str]]:
@@ -282,6 +311,7 @@ def show(run: Ranks, reports: list[Findings]) -> None:
                 f"(Slurm gave {node['slurm_gpus'] or 0}{driver})"
             )
             print("  " + ", ".join(f"{name} {version}" for name, version in node["versions"].items()))
+            print("".join(f"  {sentence}\n" for sentence in node["said"]), end="")
         if report["where"] == "ranks":
             print(f"ranks on {', '.join(report['hosts'])}: all collectives are correct")
             print(

@@ -9,7 +9,7 @@ HOW = (
     "From Slurm's accounting (sacct), of all jobs that calls in this folder submitted. Used: time from a job's start "
     "to its end, times its devices. Requested: the time limit of each start, times its devices. Failed, a part of what "
     "was used: of starts that failed, were cancelled or preempted, or ran out of time; a training goes on from its "
-    "checkpoint."
+    "checkpoint. Charged: what was used, by `billing` of the site's file."
 )
 NONE = "Slurm's accounting (sacct) has no jobs of this folder, or this machine has no accounting."
 
@@ -22,7 +22,8 @@ class Use:
     strategy: str
     """Without its variant; empty for a job of no strategy."""
     devices: int
-    nodes: int
+    charged: float
+    """In the site's unit."""
     seconds: float
     limit_seconds: float | None
     """Requested time; None without a limit."""
@@ -38,26 +39,24 @@ class Bill:
     note: str
 
 
-def bill(uses: Iterable[Use], unit: str, *, by_node: bool) -> Bill:
-    """Sum up what jobs used, in hours of a ``unit``: GPU, or core of a cluster without GPUs.
-
-    ``by_node``: the site charges for whole nodes.
+def bill(uses: Iterable[Use], unit: str, charged: str) -> Bill:
+    """Sum up what jobs used, in hours of a ``unit`` (GPU, or core of a cluster without GPUs), and what is ``charged``,
+    which is the name of the site's unit.
     """
     lines: dict[tuple[str, str], list[Use]] = {}
     every = [*uses]
     for use in every:
         lines.setdefault((use.stage, use.strategy), []).append(use)
-    rows = [[*name, *_sums(own, by_node=by_node)] for name, own in [*lines.items(), ((ALL, ""), every)]]
-    columns = ["stage", "strategy", "jobs", f"requested {unit}-hours", "used", "failed"] + ["node-hours"] * by_node
+    rows = [[*name, *_sums(own)] for name, own in [*lines.items(), ((ALL, ""), every)]]
+    columns = ["stage", "strategy", "jobs", f"requested {unit}-hours", "used", "failed", f"charged {charged}"]
     return Bill(columns, rows, HOW) if every else Bill([], [], NONE)
 
 
-def _sums(uses: list[Use], *, by_node: bool) -> list[str]:
+def _sums(uses: list[Use]) -> list[str]:
     requested = [use.devices * use.limit_seconds for use in uses if use.limit_seconds is not None]
     used = sum(use.devices * use.seconds for use in uses)
     failed = sum(use.devices * use.seconds for use in uses if use.failed)
-    nodes = [sum(use.nodes * use.seconds for use in uses)] * by_node
-    hours = [number(seconds / HOUR) for seconds in (used, failed, *nodes)]
+    hours = [number(seconds / HOUR) for seconds in (used, failed)] + [number(sum(use.charged for use in uses))]
     return [str(len(uses)), number(sum(requested) / HOUR) if requested else "", *hours]
 
 

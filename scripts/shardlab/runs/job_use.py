@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from shardlab.report.bill import Bill, Use, bill
+from shardlab.report.bill import HOUR, Bill, Use, bill
 from shardlab.runs import slurm_accounting, stages
+from shardlab.runs.slurm import use_cluster
 from shardlab.runs.slurm_accounting import Start
 from shardlab.settings import load, resolve, variants
 from shardlab.settings.config import Config
+from shardlab.settings.sites import Slurm
 from shardlab.settings.types import Run
 
 OF_A_RUN = ("train", "evaluate", "compare", "capture", "plan_run", "export")
@@ -18,23 +20,26 @@ def bill_of(config: Config, results: Path) -> Bill:
     """Return the bill of all jobs that Slurm accounted for in this folder, with the sizes of a call's runs."""
     slurm = load.site(config).slurm
     if slurm is None:
-        return bill([], "", by_node=False)
+        return bill([], "", "")
+    use_cluster(slurm)
     unit = "GPU" if slurm.gpus else "core"
-    found = uses(resolve.matrix(config)[0], results, "gres/gpu" if slurm.gpus else "cpu")
-    return bill(found, unit, by_node=slurm.billing == "node")
+    return bill(uses(resolve.matrix(config)[0], results, slurm), unit, slurm.unit)
 
 
-def uses(runs: Iterable[Run], results: Path, resource: str) -> Iterator[Use]:
-    """Yield each start of a job. ``results`` is a folder of the project's folder; ``resource``: what is charged."""
+def uses(runs: Iterable[Run], results: Path, site: Slurm) -> Iterator[Use]:
+    """Yield each start of a job. ``results`` is a folder of the project's folder."""
     by_name = {f"{run.strategy}_{run.workload}": run for run in runs}
     for start in slurm_accounting.starts(results.resolve().parent) or ():
         run = by_name.get(start.wildcards)
         strategy = run.strategy if run else start.wildcards.rsplit("_", 1)[0]
+        devices = _devices(start, run, "gres/gpu" if site.gpus else "cpu")
+        billing = site.billing_of(start.values["Partition"], start.values["QOS"])
+        cores = start.allocated("cpu") or 0
         yield Use(
             start.rule,
             variants.base(strategy) if start.rule in OF_A_RUN else "",
-            _devices(start, run, resource),
-            start.nodes,
+            devices,
+            billing.charge(start.seconds / HOUR, gpus=devices, nodes=start.nodes, cores=cores),
             start.seconds,
             start.limit_seconds,
             start.failed,

@@ -7,6 +7,7 @@ from shardlab.data import order, store
 from shardlab.errors import UserError
 from shardlab.records.plan import Plan
 from shardlab.runs.slurm_request import Request
+from shardlab.settings.sites import Slurm
 from shardlab.settings.types import Run
 
 PREPARED = Path("data/prepared")
@@ -29,16 +30,25 @@ def hours(run: Run, plan: Plan | None, prepared: Path = PREPARED) -> float | Non
     return run.nodes * run.devices_per_node * count * plan.step_seconds / 3600
 
 
-def sentence(requests: Iterable[Request], planned: Iterable[float | None], what: str) -> str:
-    """Return what jobs request at most, and what trainings are planned to use, in one sentence."""
+def sentence(
+    requests: Iterable[Request], planned: Iterable[float | None], what: str, site: Slurm | None, tries: int = 1
+) -> str:
+    """Return what jobs request, and what trainings are planned to use, in one sentence.
+
+    ``tries``: how often Snakemake submits a job that fails.
+    """
     listed, known = list(requests), list(planned)
     there = [each for each in known if each is not None]
-    gpus = sum(request.minutes * request.gpus for request in listed) / 60
-    nodes = sum(request.minutes * request.nodes for request in listed) / 60
     parts = []
-    if listed:
-        amount = f"{gpus:,.1f} GPU-hours and {nodes:,.1f} node-hours" if gpus else f"{nodes:,.1f} node-hours"
-        parts.append(f"{what} request at most {amount} (the time limits of {_counted(len(listed), 'job')})")
+    if listed and site:
+        gpus = sum(request.minutes * request.gpus for request in listed) / 60
+        charged = sum(request.charge(site) for request in listed)
+        amount = f"{charged:,.1f} {site.unit}"
+        if gpus and (gpus, "GPU-hours") != (charged, site.unit):
+            amount = f"{gpus:,.1f} GPU-hours, charged as {amount}"
+        again = f"; each retry and requeue adds its own, {tries} tries of each {tries * charged:,.1f}" * (tries > 1)
+        limits = f"the time limits of {_counted(len(listed), 'job')}"
+        parts.append(f"{what} request at most {amount}: {limits}{again}")
     if there:
         unplanned = len(known) - len(there)
         but = f", without {_counted(unplanned, 'training')} of unknown length" if unplanned else ""

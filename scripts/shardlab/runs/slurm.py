@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError
-from shardlab.settings.sites import Queue, Site, Slurm, Stage
+from shardlab.settings.sites import Queue, Site, SiteRuntime, Slurm, Stage
 
 LIVE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING")
 """States of a job that has not ended."""
@@ -235,7 +235,7 @@ def resources(
         return {}
     slurm = site.slurm
     queue = queue_for(slurm, stage, nodes, devices_per_node)
-    memory = devices_per_node * slurm.memory_mb_per_rank
+    memory = devices_per_node * (queue.memory_mb_per_rank or slurm.memory_mb_per_rank)
     requested: dict[str, Any] = {
         "devices": nodes * devices_per_node,
         "nodes": nodes,
@@ -244,7 +244,7 @@ def resources(
     }
     # The plugin requires at least two tasks per node; `shardlab launch` starts one step task on each in any case.
     tasks = max(2, devices_per_node)
-    cores = -(-devices_per_node * site.cpus_per_rank // tasks)
+    cores = -(-devices_per_node * (queue.cpus_per_rank or site.cpus_per_rank) // tasks)
     requested |= {"mpi": "srun", "tasks_per_node": tasks, "cpus_per_task": cores}
     flags = list(queue.flags)
     if stage == "train":
@@ -252,19 +252,50 @@ def resources(
         flags += ["--requeue"] if slurm.requeue else ["--no-requeue"]
     gpus = None if stage in slurm.stages and slurm.stages[stage].gpus == "none" else slurm.gpus
     of_a_node = ":".join([*filter(None, [slurm.gpu_type]), str(devices_per_node)])
-    if gpus == "gres" and "-" not in (slurm.gpu_type or ""):
+    if slurm.gres:
+        requested["gres"] = slurm.gres
+    if gpus == "gres" and "-" not in (slurm.gpu_type or "") and not slurm.gres:
         # tasks_per_gpu: without it the plugin requests tasks times GPUs.
         requested |= {"gres": f"gpu:{of_a_node}", "tasks_per_gpu": 0}
-    elif gpus:  # the plugin refuses a type with a dash; the other option of Slurm requests the same
+    elif gpus:  # the plugin refuses a type with a dash, and two resources; Slurm's other option requests the same
         flags.append(f"--gpus-per-node={of_a_node}")
+    if queue.jobs_max:
+        requested[limit_of(queue)] = 1
     named = {
         "slurm_partition": queue.partition,
         "slurm_account": slurm.account,
         "qos": queue.qos,
         "constraint": queue.constraint,
+        "clusters": slurm.clusters,
         "slurm_extra": " ".join(flags) or None,
     }
     return requested | {key: value for key, value in named.items() if value is not None}
+
+
+def limit_of(queue: Queue) -> str:
+    """Return the name of Snakemake's resource of which each job of a queue has one, where it takes few at a time."""
+    return "jobs_of_" + re.sub(r"\W", "_", "_".join(filter(None, [queue.partition, queue.qos, queue.constraint])))
+
+
+def limits(slurm: Slurm) -> dict[str, int]:
+    """Return the most jobs at a time of the queues that have such a limit, by that name."""
+    every = map(slurm.filled, slurm.queues.values())
+    return {limit_of(queue): queue.jobs_max for queue in every if queue.jobs_max}
+
+
+def use_cluster(slurm: Slurm) -> None:
+    """Make Slurm's client commands, here and in child processes, ask the cluster that jobs go to."""
+    if slurm.clusters:
+        os.environ["SLURM_CLUSTERS"] = slurm.clusters
+
+
+def fitted(site: SiteRuntime, devices_per_node: int) -> SiteRuntime:
+    """Return a site's settings with no more cores per rank than this job has on its node: a queue may give fewer."""
+    cores = int(os.environ.get("SLURM_CPUS_ON_NODE", 0)) // devices_per_node
+    if not 0 < cores < site.cpus_per_rank:
+        return site
+    threads = site.omp_threads and max(1, site.omp_threads * cores // site.cpus_per_rank)
+    return site.model_copy(update={"cpus_per_rank": cores, "omp_threads": threads})
 
 
 def packed_step(devices_per_node: int, *, meet: bool) -> list[str]:

@@ -11,7 +11,7 @@ from shardlab.runs.slurm_reattach import name_of
 
 LOGS = Path(".snakemake/slurm_logs")
 """Where the Slurm plugin leaves rule_RULE/WILDCARDS/JOB.log, wildcards joined by _: all of a folder's jobs."""
-FIELDS = ("JobID", "JobName", "State", "AllocTRES", "NNodes", "ElapsedRaw", "TimelimitRaw")
+FIELDS = ("JobID", "JobName", "State", "Partition", "QOS", "AllocTRES", "NNodes", "ElapsedRaw", "TimelimitRaw")
 PACK, PACK_JOB = "pack", "shardlab-pack"
 """Allocations that runs share (cli/pack.py): the stage that they count as, and the name of their jobs."""
 AT_ONCE = 500

@@ -77,7 +77,7 @@ def check(asked: Slurm, requests: Sequence[Request], partition_qos: dict[str, st
         for kind, each, row in sources:
             limits.setdefault((kind, each), (row, f"{kind} {each}", []))[2].append(request)
     for row, source, local in limits.values():
-        _compare(row, source, local, jobs, answer)
+        _compare(row, source, local, _at_a_time(local, slurm.limits(asked), jobs), answer)
     answer.wrong[:] = dict.fromkeys(answer.wrong)
     return answer
 
@@ -104,13 +104,19 @@ def _of_partition(rows: list[Row], partition: str | None) -> Row:
     return by_name.get(partition or "") or by_name.get("") or rows[0]
 
 
-def _compare(row: Row, source: str, requests: list[Request], jobs: int | None, answer: Answer) -> None:
+def _at_a_time(requests: list[Request], limits: dict[str, int], jobs: int | None) -> int:
+    """Return how many of these jobs a call submits at a time; ``jobs``: of all."""
+    own = [{name for name in limits if name in request.resources} for request in requests]
+    return min(jobs or 0, sum(limits[name] for name in set[str]().union(*own))) if all(own) else jobs or 0
+
+
+def _compare(row: Row, source: str, requests: list[Request], jobs: int, answer: Answer) -> None:
     """Compare the limits of an account or a QOS with the requests that they are for; ``jobs``: submitted at a time."""
     # A job of a run follows the one of another stage.
     of_stages = Counter[str]()
     for request in requests:
         of_stages[request.stage] += request.count
-    submitted = min(max(of_stages.values()), jobs or 0)
+    submitted = min(max(of_stages.values()), jobs)
     longest = max(requests, key=lambda request: request.minutes)
     most = minutes(row.get("MaxWall", ""))
     if most is not None and longest.minutes > most:
@@ -134,8 +140,7 @@ def _compare(row: Row, source: str, requests: list[Request], jobs: int | None, a
         if (count := row.get(field_, "")).isdigit() and submitted > int(count):
             answer.wrong.append(
                 f"{source} lets {count} jobs wait or run, and this call may submit {submitted}, of which Slurm would "
-                f"refuse the others; add --jobs {count} to each call, or lower `jobs` in "
-                "workflow/profiles/slurm/config.yaml"
+                f"refuse the others; set jobs_max: {count} for the queue in slurm.queues, or slurm.jobs_max"
             )
     for field_ in ("MaxJobs", "MaxJobsPU"):
         if (count := row.get(field_, "")).isdigit():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardlab.runs import slurm, stages
-from shardlab.settings.sites import Site, Stage
+from shardlab.settings.sites import Site, Slurm, Stage
 from shardlab.settings.types import Run
 
 PER_NODE = "--gpus-per-node="
@@ -46,6 +46,11 @@ class Request:
     @property
     def minutes(self) -> int:
         return int(self.resources.get("runtime") or 0)
+
+    def charge(self, site: Slurm) -> float:
+        """Return what the site charges if the job takes all of its time limit."""
+        billing = site.billing_of(*self.queue)
+        return billing.charge(self.minutes / 60, gpus=self.gpus, nodes=self.nodes, cores=self.cores)
 
     @property
     def queue(self) -> tuple[str | None, str | None]:

@@ -29,6 +29,27 @@ Stage = Literal["init", "plan", "train", "noise_floor", "evaluate", "preflight",
 """Stages that run in separate jobs."""
 
 
+class Billing(Strict):
+    """What a site charges for a job: ``factor`` x its GPUs, nodes or cores x its hours, in a unit of the site's."""
+
+    per: Literal["gpu", "node", "core"] = Field(
+        "gpu", description="What is counted of a job: the GPUs, nodes or cores that Slurm allocates."
+    )
+    factor: PositiveFloat = Field(1.0, description="Units charged for an hour of one of them.")
+    unit: str | None = Field(
+        None, description="Name of the unit, such as node-hours, GPU-hours or SBU (null: that of what is counted)."
+    )
+
+    @property
+    def name(self) -> str:
+        """Name of the unit."""
+        return self.unit or {"gpu": "GPU-hours", "node": "node-hours", "core": "core-hours"}[self.per]
+
+    def charge(self, hours: float, *, gpus: int, nodes: int, cores: int) -> float:
+        """Return what the site charges for a job with all of these, in its unit."""
+        return hours * self.factor * {"gpu": gpus, "node": nodes, "core": cores}[self.per]
+
+
 class Queue(Strict):
     """A way to submit jobs, such as a partition or a QOS, and the jobs that it takes. Unset keys are `slurm`'s own."""
 
@@ -36,6 +57,14 @@ class Queue(Strict):
     qos: str | None = Field(None, description="Quality of service.")
     constraint: str | None = Field(None, description="Required node features.")
     flags: list[str] = Field(default=[], description="sbatch flags in addition to those of `slurm`.")
+    billing: Billing | None = Field(None, description="What the site charges for a job of this queue.")
+    memory_mb_per_rank: PositiveInt | None = Field(None, description="Memory per rank on a node (MiB).")
+    cpus_per_rank: PositiveInt | None = Field(
+        None, description="CPU cores per rank, where this queue's nodes have fewer than the site's key says."
+    )
+    jobs_max: PositiveInt | None = Field(
+        None, description="Most jobs that a call submits to this queue at a time (null: the call's --jobs)."
+    )
     nodes_max: PositiveInt | None = Field(None, description="Maximum nodes of a job (null: no limit).")
     gpus_per_node_max: PositiveInt | None = Field(None, description="Maximum GPUs of a job on a node (null: no limit).")
     gpus_max: PositiveInt | None = Field(None, description="Maximum GPUs of a job (null: no limit).")
@@ -94,9 +123,16 @@ class Slurm(Strict):
         description="Requeue a training under its job id if it was asked to, was preempted or lost its node (false: "
         "if the site forbids it; Snakemake then submits it again).",
     )
+    gres: str | None = Field(
+        None,
+        pattern=r"^\w+(:[\w.]+)?(:\d+[TGM]?)?$",
+        description="A further generic resource of each node, such as nvme:1 (null: none); GPUs are `gpus`.",
+    )
+    clusters: str | None = Field(None, description="Cluster, where one Slurm manages several (null: this one).")
     flags: list[str] = Field(default=[], description="Additional sbatch flags, such as --exclusive.")
-    billing: Literal["gpu", "node"] = Field(
-        "gpu", description="What the site charges for: allocated GPUs, or whole nodes (the bill then has node-hours)."
+    billing: Billing = Field(default=Billing(), description="What the site charges for a job.")
+    jobs_max: PositiveInt | None = Field(
+        None, description="Most jobs that a call submits at a time (null: the call's --jobs, 100 in the profile)."
     )
     queues: dict[str, Queue] = Field(
         default={}, description="Queues by name, where jobs of different sizes or stages go different ways."
@@ -120,6 +156,18 @@ class Slurm(Strict):
                     raise ValueError(f"{key}: {name} is not one of queues (known: {known})")
         return self
 
+    @model_validator(mode="after")
+    def _one_unit(self) -> Self:
+        units = {(queue.billing or self.billing).name for queue in self.queues.values()} or {self.billing.name}
+        if len(units) > 1:
+            raise ValueError(f"billing: a site has one unit, and here are {' and '.join(sorted(units))}; set `unit`")
+        return self
+
+    @property
+    def unit(self) -> str:
+        """Name of the unit that the site charges in."""
+        return next(((queue.billing or self.billing).name for queue in self.queues.values()), self.billing.name)
+
     def queue_names(self, stage: Stage) -> list[str]:
         """Return the names of the queues that a stage's jobs may go to, in the order in which they are tried."""
         return self.stages.get(stage, SlurmStage()).queue or self.queue or list(self.queues)
@@ -132,9 +180,21 @@ class Slurm(Strict):
         """Return the queue that takes a stage's job of this size, with the unset keys filled in; None if none does."""
         for queue in self.queues_of(stage):
             if queue.takes(nodes, gpus_per_node):
-                own = {key: getattr(queue, key) or getattr(self, key) for key in ("partition", "qos", "constraint")}
-                return queue.model_copy(update=own | {"flags": [*self.flags, *queue.flags]})
+                return self.filled(queue)
         return None
+
+    def filled(self, queue: Queue) -> Queue:
+        """Return a queue with the unset keys filled in."""
+        keys = ("partition", "qos", "constraint", "billing", "memory_mb_per_rank")
+        own = {key: getattr(queue, key) or getattr(self, key) for key in keys}
+        return queue.model_copy(update=own | {"flags": [*self.flags, *queue.flags]})
+
+    def billing_of(self, partition: str | None, qos: str | None) -> Billing:
+        """Return what the site charges for a job there."""
+        for queue in map(self.filled, self.queues.values()):
+            if queue.partition in (None, partition) and queue.qos in (None, qos):
+                return queue.billing or self.billing
+        return self.billing
 
     def minutes(self, stage: Stage, queue: Queue, wanted: int | None = None) -> int:
         """Return the time limit of a stage's job: the stage's, ``wanted`` or a training's, as far as the queue goes."""

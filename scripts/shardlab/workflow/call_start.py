@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from snakemake.exceptions import WorkflowError
 
@@ -83,8 +84,10 @@ def note_done(arguments: list[str], folder: Path, runs: Iterable[Run], frozen: C
         snakemake_lock.note_done(folder, runs)
 
 
-def check_executor(executor: str, config: Config, site: Site) -> None:
+def check_executor(executor: str, settings: Any, config: Config, site: Site) -> None:
     """Check before the first job that Slurm jobs can start, if this call submits any.
+
+    ``settings``: of the executor plugin.
 
     Raises:
         UserError: they cannot.
@@ -93,6 +96,11 @@ def check_executor(executor: str, config: Config, site: Site) -> None:
         return
     if problem := slurm.path_obstacle(sys.executable):
         raise UserError(f"{problem}.")
+    if getattr(settings, "array_jobs", None):
+        raise UserError(
+            "--slurm-array-jobs cannot be used here: a training that is stopped goes back into the queue under its own "
+            "job's id, which tasks of an array do not have; leave it out."
+        )
     if site.slurm is None:
         raise UserError(
             f"site {config.site} has no `slurm:` section, and this call submits to Slurm; choose your cluster with "

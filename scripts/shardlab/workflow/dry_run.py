@@ -7,15 +7,16 @@ from typing import Any
 from shardlab.records import plan
 from shardlab.runs import planned_hours
 from shardlab.runs.slurm_request import Request
+from shardlab.settings.sites import Slurm
 from shardlab.settings.types import Run
 
 
-def announce(workflow: Any, runs: list[Run]) -> None:
+def announce(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
     """Print that sentence when this process ends, if it is a dry run."""
-    atexit.register(lambda: say(workflow, runs))
+    atexit.register(lambda: say(workflow, runs, site))
 
 
-def say(workflow: Any, runs: list[Run]) -> None:
+def say(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
     """Print what the jobs of a call request, and what its trainings are planned to take."""
     if not workflow.dryrun or (dag := workflow.dag) is None:
         return
@@ -29,5 +30,6 @@ def say(workflow: Any, runs: list[Run]) -> None:
         for run in runs
         if (run.strategy, run.workload) in trained
     ]
-    if text := planned_hours.sentence(requests, planned, "These jobs"):
+    tries = 1 + max((job.restart_times for job in due), default=0)
+    if text := planned_hours.sentence(requests, planned, "These jobs", site, tries):
         print(text)

@@ -1,12 +1,15 @@
 """What jobs request: their resources from Slurm, their cores on this machine."""
 
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
+from snakemake_executor_plugin_slurm.validation import get_forbidden_slurm_options
+
 from shardlab.errors import UserError
 from shardlab.runs import slurm, stages
-from shardlab.settings.sites import Stage
+from shardlab.settings.sites import Slurm, Stage
 from shardlab.workflow.call_runs import CallRuns
 from shardlab.workflow.call_start import as_workflow_error
 
@@ -15,19 +18,30 @@ class JobRequests:
     """Requests of the jobs of a call."""
 
     def __init__(self, call: CallRuns) -> None:
-        """Check that the site has a queue for each training of the call.
+        """Check that the site's file has a queue for each training of the call, and no flags that Snakemake sets.
 
         Raises:
-            UserError: it has none for one of them.
+            UserError: it has none for one of them, or such a flag.
         """
         self.call = call
         if call.site.slurm is None:
             return
+        check_flags(call.site.slurm)
+        slurm.use_cluster(call.site.slurm)
         for run in call.requested.values():
             try:
                 slurm.queue_for(call.site.slurm, "train", *stages.scope("train", run).size(run))
             except UserError as error:
                 raise UserError(f"{run.strategy} x {run.workload}: {error}") from None
+
+    def limits(self, jobs: int | None) -> dict[str, int]:
+        """Return the most of each of Snakemake's resources that all jobs may have at a time, by its name.
+
+        ``jobs``: that a call submits at a time; None if it submits none.
+        """
+        if self.call.site.slurm is None or not jobs:
+            return {}
+        return slurm.limits(self.call.site.slurm) | {"_nodes": min(jobs, self.call.site.slurm.jobs_max or jobs)}
 
     def of_a_run(self, stage: str, like: Stage | None = None) -> dict[str, Any]:
         """Return the Slurm resources of a stage's jobs: what `shardlab launch` will start.
@@ -62,12 +76,14 @@ class JobRequests:
             with as_workflow_error():
                 return slurm.resources(self.call.site, stage, nodes, gpus_per_node, runtime)
 
+        limited = slurm.limits(self.call.site.slurm)
+
         def depending_on_size(key: str) -> Callable[[Any], Any]:
-            return lambda wildcards: requested(*size(wildcards)).get(key)
+            return lambda wildcards: requested(*size(wildcards)).get(key, 0 if key in limited else None)
 
         # Use functions only for what depends on the size: Snakemake calls each several times per job.
-        fixed = {key: value for key, value in requested(1, 1).items() if key not in slurm.SIZED}
-        return fixed | {key: depending_on_size(key) for key in slurm.SIZED}
+        fixed = {key: value for key, value in requested(1, 1).items() if key not in {*slurm.SIZED, *limited}}
+        return fixed | {key: depending_on_size(key) for key in (*slurm.SIZED, *limited)}
 
     def threads(self, stage: str) -> Callable[[Any], int]:
         """Return the CPU cores per node of a stage's job."""
@@ -77,3 +93,14 @@ class JobRequests:
             return run.cpus_per_node if stages.scope(stage, run) is stages.Scope.RANKS else 1
 
         return cores
+
+
+def check_flags(asked: Slurm) -> None:
+    """Raise a UserError if the site's sbatch flags have an option that Snakemake's plugin refuses."""
+    own = {"slurm": asked.flags} | {f"slurm.queues.{name}": queue.flags for name, queue in asked.queues.items()}
+    for key, flags in own.items():
+        for pattern, what in get_forbidden_slurm_options().items():
+            for flag in (each for each in flags if re.match(pattern, f"{each} ")):
+                raise UserError(
+                    f"{key}.flags: {flag} ({what}) is an option that Snakemake sets itself; use a key of slurm instead."
+                )
