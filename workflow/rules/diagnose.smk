@@ -45,6 +45,6 @@ rule diagnose:
         "Comparing the first steps of {wildcards.workload} under {wildcards.strategy} with single"
     shell:
         launch(
-            'diagnose --like {input.like:q} {params.image:q} --data "$(dirname {input.data[0]:q})" '
+            'diagnose --like {input.like:q} --data "$(dirname {input.data[0]:q})" '
             "--weights {input.weights:q} --other {input.capture:q} --output {output:q}"
         )

@@ -24,7 +24,6 @@ VERBS = {
         "summarize": "compare all runs: the table and the verdict",
         "report": "draw the report of all runs",
         "bill": "sum up what jobs requested and used",
-        "diagnose": "find where two trainings first differ, and why",
     },
     "Stages, which the rules call": {
         "launch": "start a stage as the site requires: job, image, ranks",
@@ -38,6 +37,7 @@ VERBS = {
         "noise_floor": "train twins of single: the noise of rounding",
         "compare": "compare a run's final weights with those of single",
         "capture": "write what the first steps of a run read and computed",
+        "diagnose": "find where a capture first differs from single, and why",
         "export": "export weights as a transformers model",
         "collectives": "measure the collectives over all ranks",
         "wheelhouse": "collect the wheels of the image",
