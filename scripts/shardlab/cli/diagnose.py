@@ -49,7 +49,7 @@ def main(
         except InputError as error:
             raise UserError(str(error)) from None
         write_text(output, markdown(found, f"{run.strategy} x {run.workload}"))
-    print(found.sentence)
+        print(found.sentence)
 
 
 def _pair(run: Run, other: Path, reference: Path, twin: Path) -> Pair:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
+LOGGER = "snakemake.logging"
 METHOD = "_schedule_reevalutation"
 """A method of the scheduler; the name as misspelled in Snakemake."""
 
@@ -107,11 +108,18 @@ def once(scheduler: Any, delay: float) -> None:
     timer.start()
 
 
+def respect_no_color() -> None:
+    """Turn off the colors of Snakemake's own lines if NO_COLOR is set (no-color.org), which it does not read."""
+    for handler in logging.getLogger(LOGGER).handlers:
+        if os.environ.get("NO_COLOR") and hasattr(handler, "nocolor"):
+            handler.nocolor = True
+
+
 def replace_terminal_handlers(make: Callable[[Any, logging.Handler], logging.Handler]) -> None:
     """Replace each handler that writes to a terminal by what ``make(stream, handler)`` returns: a logger plugin would
     have to be an installed package, which this project is not.
     """
-    logger = logging.getLogger("snakemake.logging")
+    logger = logging.getLogger(LOGGER)
     for old in [handler for handler in logger.handlers if handler.name == "DefaultStreamHandler"]:
         stream = getattr(old, "stream", sys.stderr)
         if stream.isatty() and os.environ.get("TERM") != "dumb":

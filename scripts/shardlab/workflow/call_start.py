@@ -42,6 +42,7 @@ def begin(arguments: list[str], folder: Path) -> None:
     Raises:
         UserError: the call cannot write into the ``folder``.
     """
+    snakemake_core.respect_no_color()
     # Jobs end with this process.
     signals.announce_driver()
     # Jobs inherit it, for the calls that their error messages name.
