@@ -12,7 +12,6 @@ from pydantic import BaseModel, TypeAdapter
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
-from shardlab.report import strategy_docs
 from shardlab.report.summary import MEMORY_KINDS
 from shardlab.settings import (
     config,
@@ -87,7 +86,7 @@ def generated(summary: Path | None) -> dict[Path, str]:
     if summary:
         table = pd.read_csv(summary)
         shown = matrix(table)
-        files |= {each: fill(each, {"figures": figures(each, table)}) for each in strategy_docs.all_pages()}
+        files |= {each: fill(each, {"figures": figures(each, table)}) for each in all_pages()}
     else:
         shown = between(page.read_text(encoding="utf-8"), "matrix")
     files[page] = fill(page, {"matrix": shown})
@@ -116,7 +115,7 @@ def readme_losses(shown: str) -> str:
 
 def figures(page: Path, table: pd.DataFrame) -> str:
     """Format a Markdown table of memory and traffic per rank under a page's strategies, compared with ``single``."""
-    named = ["single", *strategy_docs.strategies_of(page)]
+    named = ["single", *strategies_of(page)]
     cells = {*zip(table.strategy, table.workload, strict=True)}
     all_there = [workload for workload in SHOWN_WORKLOADS if all((name, workload) in cells for name in named)]
     rows = table[table.workload == [*all_there, SHOWN_WORKLOADS[0]][0]].set_index("strategy").loc[named]
@@ -125,6 +124,17 @@ def figures(page: Path, table: pd.DataFrame) -> str:
     shown |= {name: (sizes / 2**20).map("{:.2f}".format) for name, sizes in columns.items() if sizes.any()}
     shown |= {"sent": (rows.bytes_per_step / 2**20).map("{:.2f}".format)}
     return str(pd.DataFrame(shown).to_markdown(index=False, disable_numparse=True))
+
+
+def all_pages() -> list[Path]:
+    """Return the pages of strategies."""
+    return [path for path in sorted((ROOT / "docs/strategies").glob("*.md")) if path.name != "README.md"]
+
+
+def strategies_of(page: Path) -> list[str]:
+    """Return the strategies that a page is about."""
+    (line,) = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("Strategies: ")]
+    return line.split("`")[1::2]
 
 
 def edits_table() -> str:

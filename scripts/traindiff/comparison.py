@@ -275,6 +275,15 @@ def _scale(file: Tensors) -> float:
     return max(_finite(float(_largest(file[name].double()))) for name in file.names)
 
 
+def _ranks(pair: Pair, step: int) -> Iterator[Row]:
+    """Say after which step ranks hold different weights, which should be the same."""
+    other, usual = (capture.shown(step + 1).get("other_weights") for capture in pair.captures)
+    if other and not usual:
+        yield Row(
+            "weights", 1.0, 0.5, f"after this step, rank {other[0]} has other values of {other[1]} than the first"
+        )
+
+
 def _weights(pair: Pair, step: int) -> Iterator[Row]:
     """Compare weights of which no update is known."""
     name = f"step{step}/weights"
@@ -397,6 +406,7 @@ STAGES: dict[str, Callable[[Pair, int], Iterator[Row]]] = {
     "clipped gradient": _tensors("clipped"),
     "optimizer state": _tensors("optimizer"),
     "update": _update,
+    "weights of ranks": _ranks,
     "weights": _weights,
     "buffers": _buffers,
     "reported loss": _reported,

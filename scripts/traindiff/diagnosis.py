@@ -137,7 +137,11 @@ def _updates_are_equal(pair: Pair, stage: Stage) -> bool:
         # A frozen parameter, and one whose rate is 0, differ in what only one of them has.
         files = [capture.tensors(f"step{stage.step}/{FILES[stage.kind]}") for capture in pair.captures]
         only_one_has = all((row.name in files[0]) != (row.name in files[1]) for row in stage.wrong)
-        return only_one_has and all(_missing(each.rows) for each in states)
+        # A buffer that has the rate in it differs, too; so does a coefficient, whose first updates may be equal.
+        is_told = any(key in formulas.COEFFICIENTS for key, _ in formulas.different_settings(View(pair, stage)))
+        has_time = len({each.step for each in updates if each.step >= stage.step}) > 1
+        is_inside = stage.kind == "optimizer state" and has_time and _equal(gradients) and not is_told
+        return (only_one_has and all(_missing(each.rows) for each in states)) or is_inside
     # A factor is hidden by clipping, or by Adam; that of a loss scale may be taken out inside the optimizer.
     found = formulas.explain(View(pair, stage)) if stage.kind == "gradient" else []
     return not any(cause.cause.startswith("factor") and "loss scale" not in cause.text for cause in found)
@@ -354,6 +358,7 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
             *_not_finite(view),
             *_one_sided(view),
             *_settings(view),
+            *_rows(view),
         ]
     if stage.kind in ("output", "batch"):
         found += outputs.places(stage)
@@ -381,11 +386,16 @@ def _of_losses(view: View, causes: list[Formula]) -> list[str]:
     own, usual = (capture.shown(view.step).get("loss") for capture in view.pair.captures)
     found = []
     if own is not None and usual is not None and not view.pair.actual.ranks(view.step):
-        same = abs(own - usual) <= view.limit(SCALARS) * abs(usual)
+        same = _same_loss(view)
         found.append(f"The loss is {own:.8g}, in the reference {'the same' if same else f'{usual:.8g}'}.")
     if view.tried.get("a weight of each sample", 0.0) > view.limit(PART) and not (view.seen or causes):
         found.append("No weights of the step's samples give this gradient.")
     return found
+
+
+def _same_loss(view: View) -> bool:
+    own, usual = (capture.shown(view.step).get("loss") for capture in view.pair.captures)
+    return own is not None and usual is not None and abs(own - usual) <= view.limit(SCALARS) * abs(usual)
 
 
 def _of_names(view: View) -> list[str]:
@@ -435,6 +445,16 @@ def _one_sided(view: View) -> list[str]:
     return found
 
 
+def _rows(view: View) -> list[str]:
+    """Return which rows of a matrix differ, if it is one that does, and not all of them do."""
+    if len(view.stage.wrong) > 1 or view.stage.wrong[0].note or view.expected(view.names[0]).dim() < 2:
+        return []
+    row, (name,) = view.stage.wrong[0], view.names
+    off = view.off(name).abs().flatten(1).amax(1)
+    wrong = (~(off <= row.limit * float(view.expected(name).abs().max()))).nonzero().flatten().tolist()
+    return [f"Of {len(off)} rows of {name}, only these differ: {ranges(wrong)}."] * (len(wrong) < len(off))
+
+
 def _settings(view: View) -> list[str]:
     """Return what both optimizers say of their settings, where these differ."""
     if view.stage.kind not in ("optimizer state", "update"):
@@ -451,7 +471,10 @@ def _settings(view: View) -> list[str]:
     if has[0] and (lacks := [row.name for row in view.stage.wrong if row.name in has[1] - has[0]]):
         found.append(f"No optimizer that took a step has {listed(lacks)}.")
     for (key, values), names in formulas.different_settings(view).items():
-        found.append(f"The optimizer says {key} {values}: for {listed(names)}.")
+        if key == "optimizer":
+            continue  # said above
+        said = "a count of steps of" if key == "count" else key
+        found.append(f"The optimizer says {said} {values}: for {listed(names)}.")
     return found
 
 
@@ -487,6 +510,6 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
         ),
         RANKS: not has_numbers,
         "The outputs of the model for the samples of this step, printed by both: they tell the forward from the "
-        "backward pass.": is_gradient,
+        "backward pass.": is_gradient and not _same_loss(view),
     }
     return [sentence for sentence, tells in found.items() if tells]

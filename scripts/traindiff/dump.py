@@ -28,6 +28,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
@@ -163,7 +164,10 @@ class Dump:
         for handle in (
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
-            _core(self.model).register_forward_pre_hook(torch.compiler.disable(self._input), with_kwargs=True),
+            # Before FSDP gathers its weights.
+            _core(self.model).register_forward_pre_hook(
+                torch.compiler.disable(self._input), with_kwargs=True, prepend=True
+            ),
         ):
             stack.callback(handle.remove)
         for function in (clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_, torch.nn.utils.clip_grads_with_norm_):
@@ -174,6 +178,7 @@ class Dump:
         _replace(stack, FullyShardedDataParallel, "clip_grad_norm_", self._clip)
         _replace(stack, Tensor, "backward", self._backward)
         _replace(stack, torch.amp.GradScaler, "step", self._scaled_step)
+        _replace(stack, Join, "__enter__", _refuse_join)
         if "deepspeed" in sys.modules:
             _replace(stack, sys.modules["deepspeed"].DeepSpeedEngine, "step", self._engine_step)
 
@@ -222,11 +227,13 @@ class Dump:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return  # of torch.func, whose tensors have no values of their own
         if module.training and torch.is_grad_enabled() and self._is_active():
-            # FSDP has gathered its own weights here, in the dtype that it computes in.
-            sharded = _is_fsdp1(self.model) or any(isinstance(each, FSDPModule) for each in self.model.modules())
-            if not self.seen and self.suffix is not False and not sharded:
-                plain = {name: each for each, name in self._names().items() if not isinstance(each, DTensor)}
-                self.seen = {name: each.detach().to("cpu", copy=True).contiguous() for name, each in plain.items()}
+            names = self._names()
+            # Of FSDP around an outer module, these are gathered already, in the dtype that it computes in.
+            is_split = [isinstance(each, DTensor) for each in names]
+            is_gathered = not all(is_split) and any(isinstance(each, FSDPModule) for each in self.model.modules())
+            is_of_another = self.suffix is False and not any(is_split)
+            if not (self.seen or is_of_another or is_gathered or _is_fsdp1(self.model)):
+                self.seen = {name: _whole(each).to("cpu", copy=True).contiguous() for each, name in names.items()}
             hashed, kind = hashes([keywords, args])
             self.batches.append(hashed)
             self.facts.setdefault("hashed", kind)
@@ -296,6 +303,10 @@ class Dump:
         return (args[0], dumped, *args[2:]), keywords
 
     def _gradients_exist(self, optimizer: Any) -> None:
+        grads = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        has_rate = any(float(group.get("lr", 1)) for group in optimizer.param_groups)
+        if grads and not has_rate and not any(bool(each.any()) for each in grads):
+            return  # PyTorch's set_optimizer_state_dict makes an optimizer's state by such a step
         if optimizer in self.stepped:
             self._is_active()
         if self.step >= self.steps:
@@ -328,7 +339,7 @@ class Dump:
                 for kind, values in kinds.items()
             }
             self._refuse_parts(own)
-            self._note_settings(optimizer, names)
+            self._note_settings(optimizer, optimizer.param_groups, names)
             self._write_before(kinds, {name: self.seen.get(name, _whole(each)) for each, name in names.items()}, names)
         self.stepped.append(optimizer)
 
@@ -377,11 +388,14 @@ class Dump:
         if engine in self.stepped:
             self._is_active()
         scale = float(getattr(engine.optimizer, "loss_scale", None) or 1)
+        if getattr(engine.optimizer, "round_robin_gradients", False):
+            raise RuntimeError("DeepSpeed cannot say its gradients with round_robin_gradients: set it to false.")
         found = {name: safe_get_full_grad(each) for each, name in names.items() if each.requires_grad}
         found = {name: value / scale for name, value in found.items() if value is not None}
         if engine.gradient_clipping():
             self.facts["max_grad_norm"] = engine.gradient_clipping()
-        self.settings += _settings(engine.optimizer.param_groups, {})
+        inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        self._note_settings(inner, _engine_groups(engine.optimizer), names)
         self._write_before({"gradients": self._kept(found)}, weights(), {})
         self.inside += 1
         try:
@@ -448,11 +462,12 @@ class Dump:
             return {name: value.new_empty(0) for name, value in tensors.items()}  # only the names matter
         return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
 
-    def _note_settings(self, optimizer: Any, names: dict[Tensor, str]) -> None:
-        self.settings += _settings(optimizer.param_groups, names)
+    def _note_settings(self, optimizer: Any, groups: list[dict[str, Any]], names: dict[Tensor, str]) -> None:
+        self.settings += _settings(type(optimizer).__name__, groups, names)
         self.facts["optimizers"] = sorted({*self.facts.get("optimizers", []), type(optimizer).__name__})
-        steps = [state.get("step", 1) for each, state in optimizer.state.items() if each in names and state]
-        self.counts |= {int(step) for step in steps} or {0}
+        steps = [int(state.get("step", 1)) for state in optimizer.state.values() if state]
+        steps += [int(group["step"]) for group in groups if "step" in group]
+        self.counts |= {*steps}
 
     def _write_before(
         self, kinds: dict[str, dict[str, Tensor]], weights: dict[str, Tensor], own: dict[Tensor, str]
@@ -466,10 +481,18 @@ class Dump:
             )
         plain = {name: each for each, name in own.items() if not isinstance(each, DTensor)}
         plain = {} if _is_fsdp1(self.model) else plain
+        other = self._other_weights(plain)
         if not self.is_written:
-            self._refuse_shards(plain)
+            if other:
+                raise RuntimeError(
+                    f"{other[1]} is not the same on this rank and on rank {other[0]}. If it is split over these ranks "
+                    "in plain tensors (as by Megatron or picotron), dump cannot know how: let each rank write its own "
+                    "with safetensors.torch.save_file, as gradients-N.tpR.safetensors (R: the rank), and compare "
+                    "with --merge 'NAME=DIM'. If it should be the same, ranks do not begin with the same weights."
+                )
             self._save("initial", self._kept(weights))
         elif not self.stepped:
+            self.facts["other_weights"] = other
             self._write_changed(self._kept(weights))
         self.is_written = True
         for kind, tensors in kinds.items():
@@ -491,19 +514,15 @@ class Dump:
             if any(not torch.equal(last.get_tensor(name), value) for name, value in weights.items()):
                 self._save(f"before-{self.step}", weights)
 
-    def _refuse_shards(self, plain: dict[str, Tensor]) -> None:
-        """Raise a RuntimeError if ranks have other values of the same parameters, which no file could hold."""
+    def _other_weights(self, plain: dict[str, Tensor]) -> tuple[int, str] | None:
+        """Return a rank with other values of the same parameters, and the first of these. A collective."""
         own = {name: (tuple(each.shape), float(each.detach().double().norm())) for name, each in plain.items()}
         ranks = _gathered(own)
         for rank in self.alike:
             for name, (shape, norm) in ranks[rank].items():
                 if name in own and (shape != own[name][0] or abs(norm - own[name][1]) > 1e-6 * max(norm, own[name][1])):
-                    raise RuntimeError(
-                        f"{name} is not the same on this rank and on rank {rank}. If it is split over these ranks in "
-                        "plain tensors (as by Megatron or picotron), dump cannot know how: let each rank write its own "
-                        "with safetensors.torch.save_file, as gradients-N.tpR.safetensors (R: the rank), and compare "
-                        "with --merge 'NAME=DIM'. If it should be the same, ranks do not begin with the same weights."
-                    )
+                    return rank, name
+        return None
 
     def _refuse_parts(self, own: set[str]) -> None:
         """Raise a RuntimeError if another rank's optimizer has other parameters than this one's. A collective."""
@@ -614,8 +633,26 @@ def _core(model: nn.Module) -> nn.Module:
     return _core(inner[0]) if inner else model
 
 
-def _settings(groups: list[dict[str, Any]], names: dict[Tensor, str]) -> list[dict[str, Any]]:
-    """Return the settings of groups of parameters that are numbers or words, and the names of their parameters."""
+def _refuse_join(*_: Any) -> None:
+    raise RuntimeError(
+        "dump cannot watch a loop under join(), in which ranks take different numbers of steps: they would wait for "
+        "each other. End the loop, or the dump, before the first rank has no more batches."
+    )
+
+
+def _engine_groups(optimizer: Any) -> list[dict[str, Any]]:
+    """Return DeepSpeed's groups of parameters with the model's own parameters, which ZeRO flattens."""
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    if own := getattr(optimizer, "bit16_groups", None) or getattr(optimizer, "bf16_groups", None):
+        return [group | {"params": each} for group, each in zip(groups, own, strict=True)]
+    of_zero3 = getattr(optimizer, "trainable_param_groups", [])
+    return [groups[each["_ds_source_param_group_id"]] | {"params": each["params"]} for each in of_zero3] or groups
+
+
+def _settings(kind: str, groups: list[dict[str, Any]], names: dict[Tensor, str]) -> list[dict[str, Any]]:
+    """Return the settings of groups of parameters that are numbers or words, the names of their parameters, and the
+    ``kind`` of optimizer.
+    """
 
     def plain(value: Any) -> Any:
         value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
@@ -625,7 +662,7 @@ def _settings(groups: list[dict[str, Any]], names: dict[Tensor, str]) -> list[di
 
     return [
         {key: plain(value) for key, value in group.items() if key != "params" and plain(value) is not None}
-        | {"params": [names[each] for each in group["params"] if each in names]}
+        | {"kind": kind, "params": [names[each] for each in group["params"] if each in names]}
         for group in groups
     ]
 

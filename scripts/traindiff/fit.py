@@ -13,7 +13,7 @@ from traindiff.capture_files import InputError
 from traindiff.pair import EPSILONS, FILES, FLOORS, MULTIPLE, Pair, Stage
 
 Read = Callable[[str], Tensor]
-ROUNDING = {"F64": 1e-9, "F32": 1e-4, "F16": 2e-2, "BF16": 2e-2}
+ROUNDING = {"F64": 1e-9, "F32": 1e-4, "F16": 2e-2, "BF16": 4e-2}
 """Part of a tensor's norm that a formula may leave: rounding of its dtype, through the layers of a model."""
 PART = {"F64": 1e-3, "F32": 2e-2, "F16": 1e-1, "BF16": 1e-1}
 """Part of the difference from the reference that it may leave, over all tensors: a formula explains the difference."""
@@ -172,7 +172,7 @@ class View:
             differs |= name in self.names or not off <= rounding
             rest, whole = math.hypot(rest, left), math.hypot(whole, off)
             fits &= left <= rounding
-        left = rest / whole if differs else 0.0  # of tensors that do not differ, only rounding may be left
+        left = rest / whole if differs and whole else 0.0  # of tensors that do not differ, only rounding may be left
         if fits and left <= part and values > len(solved):
             return Fit(solved, left, values, len(names))
         if differs and math.isfinite(left) and label:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from traindiff.capture_files import InputError
+from traindiff import replay
 from traindiff.fit import PART, Fit, Read, View, coefficient, listed, number, ranges
 from traindiff.pair import COARSE, NUMBERS, Pair
 
@@ -28,6 +28,8 @@ NEAREST = 0.25
 """Least part of the values of a rounded tensor that are the nearest; a sum of rounded parts is so less often."""
 NEAR_NORMS = 1e-5
 """How near two norms are that are the same: many parts of a model are looked at."""
+DECOUPLED = {True: "of the update (AdamW)", False: "of the gradient (Adam)"}
+"""What decoupled_weight_decay says."""
 STATES = ("amsgrad", "centered", "momentum")
 """Settings by which an optimizer has another tensor of each parameter."""
 GROUPS = 4
@@ -47,10 +49,15 @@ CHECKS = {
     "cast": "The dtype in which gradients are reduced, and in which weights are kept, loaded or written.",
     "not reduced": "Whether gradients are reduced over the ranks, after the last micro-batch (no_sync, "
     "require_backward_grad_sync, set_requires_gradient_sync).",
-    "lost blocks": "Whether gradients are cleared between micro-batches, and those of all ranks are averaged.",
+    "lost blocks": "Whether gradients are cleared between micro-batches, those of all ranks are averaged, and none "
+    "has a loss of 0.",
     "means of blocks": "What each rank or micro-batch divides its loss by: its own number, where numbers differ.",
     "weights of blocks": "What multiplies or clips the loss, or the gradient, of these ranks or micro-batches.",
     "weights of samples": "Weights of classes, targets that are ignored, rows that fill up a batch or repeat.",
+    "size of each sample's part": "Weights of samples or classes, or another loss of the same outputs; what the loss "
+    "of each sample is divided by.",
+    "penalty": "Terms of the loss, or of the optimizer, that are of the weights alone.",
+    "mean of earlier weights": "Averaged weights (EMA, SWA, Lookahead) that are loaded or copied into the model.",
     "clip": "The limit of the clipping, its type of norm, and where the trainer, or the engine's own configuration, "
     "sets them.",
     "clip of some": "The parameters that are given to clip_grad_norm_, all in one call.",
@@ -110,7 +117,8 @@ class Formula:
 
 def explain(view: View) -> list[Formula]:
     """Return the formulas that hold with the fewest unknowns; several hold equally."""
-    return fewest(formula for formulas in _OF.get(view.stage.kind, _OF["weights"]) for formula in formulas(view))
+    every = _OF.get(view.stage.kind, _OF["weights"])
+    return fewest(each for formulas in every for each in formulas(view)) or [*_partly(view)]
 
 
 def fewest(found: Iterable[Formula]) -> list[Formula]:
@@ -136,7 +144,7 @@ def known(pair: Pair, step: int) -> dict[str, int]:
 
 
 def meaning(pair: Pair, step: int, times: float, near: float) -> str:
-    """Return what a factor is, of the numbers that are known: ", the number of ranks or ...", or "" if it is none."""
+    """Return which known numbers a factor is: " (as is the number of ranks, or ...)"; "" if it is none."""
     given = known(pair, step)
     plain = {name: float(value) for name, value in given.items()}
     pairs = combinations(plain.items(), 2)
@@ -148,7 +156,7 @@ def meaning(pair: Pair, step: int, times: float, near: float) -> str:
     composed |= {f"1 / ({name})": 1 / value for name, value in composed.items()}
     for meanings in (plain, composed):
         if names := [name for name, value in meanings.items() if abs(times - value) <= near * value]:
-            return ", " + " or ".join(names)
+            return f" (as is {', and '.join(names)})"
     scale = round(math.log2(times)) if times > 0 else 0
     if 2 ** abs(scale) >= SMALLEST_SCALE and abs(times / 2.0**scale - 1) <= near:
         return f", 2^{scale}, as of a loss scale"
@@ -179,6 +187,28 @@ def _factor(view: View) -> Iterator[Formula]:
         text = "; ".join(f"{number(c)} of {listed([n for n in own if view.same(own[n], c, 3)], 2)}" for c in fit.solved)
         cause = "factors of updates" if kind == "update" else "factor of some"
         yield Formula(cause, text, f"{kind} = c x the reference's, with a c of each group of tensors", fit)
+
+
+def _partly(view: View) -> Iterator[Formula]:
+    """x' = c x of several tensors with the same c, or x = 0, where no formula holds of all that differ."""
+    if view.stage.kind != "gradient":
+        return
+    if all(not bool(view.expected(name).any()) for name in view.names):
+        fit = Fit([], 0.0, sum(view.expected(name).numel() for name in view.names), 0)
+        yield Formula("no gradient", f"in the reference, of {listed(view.names)}", "the reference's gradient = 0", fit)
+        return
+    own = {name: view.solve("", [name], [view.expected]) for name in view.names if view.expected(name).numel() >= LEAST}
+    factors = {name: 1 + fit.solved[0] for name, fit in own.items() if fit}
+    groups = [[n for n in factors if view.same(factors[n], c, 3)] for c in _distinct(factors.values(), view)]
+    groups = [group for group in groups if len(group) > 1]
+    if groups and len(groups) <= GROUPS:
+        text = "; ".join(f"{number(factors[each[0]], view.near)} of {listed(each)}" for each in groups)
+        text += f"; {len(view.names) - sum(map(len, groups))} other tensors have no formula"
+        fits = [fit for group in groups for fit in map(own.get, group) if fit]
+        fit = Fit(
+            [factors[each[0]] for each in groups], max(f.left for f in fits), sum(f.values for f in fits), len(fits)
+        )
+        yield Formula("factor of some", text, "gradient = c x the reference's, of these tensors", fit)
 
 
 def _in_groups(view: View, names: list[str], term: Read, of: Read | None = None) -> tuple[dict[str, float], Fit] | None:
@@ -212,7 +242,10 @@ def _of_zero(view: View, formula: Formula) -> Iterator[Formula]:
     if view.stage.kind == "update" and own == 0 != usual:
         yield Formula("rate", "it is 0 in this step", formula.equation, formula.fit)
     elif view.stage.kind == "update" and names and names.isdisjoint(view.names):
-        yield Formula("in no optimizer that took a step", listed(view.names), formula.equation, formula.fit)
+        later = [s for s in view.pair.actual.steps if optimized(view, 0, s) & {*view.names}]
+        text = f"in this one; theirs takes step {ranges(later)} of the dump, so its steps are others" * bool(later)
+        cause = "no update" if later else "in no optimizer that took a step"
+        yield replace(formula, cause=cause, text=f"{listed(view.names)} {text}".strip())
     else:
         yield formula
 
@@ -349,7 +382,7 @@ def _rows(view: View) -> Iterator[Formula]:
         if int(mask.expand_as(value).sum()) >= LEAST and (fit := view.solve("", [name], [_constant(mask * other)])):
             times = 1 + fit.solved[0]
             place = f"{name}[{ranges(at.nonzero().flatten().tolist())}] along dimension {dim}"
-            text = f"{number(times)}{meaning(view.pair, view.step, times, view.near)} ({place})"
+            text = f"{number(times)}{meaning(view.pair, view.step, times, view.near)} in {place}"
             yield Formula("factor of some", text, f"{place} = {coefficient(times)} x the reference's", fit)
             return
 
@@ -407,6 +440,34 @@ def _decay(view: View) -> Iterator[Formula]:
     # A constant that is added to these, as to the weights of a norm before its first step, is the same.
     text += ", which are all equal" * (len(torch.cat([view.before(name).flatten() for name in names]).unique()) == 1)
     yield Formula("decay", text, f"{kind} = the reference's + k x the weights before the step", fit)
+
+
+def _penalty(view: View) -> Iterator[Formula]:
+    """g' = g + k sign(w), of an L1 norm; or + k w / |w|, of an L2 norm of each tensor that is not squared."""
+    terms: dict[str, Read] = {
+        "sign(w), as of an L1 norm": lambda name: view.before(name).sign(),
+        "w / its norm, as of the L2 norm of each tensor": lambda name: view.before(name) / view.before(name).norm(),
+    }
+    for text, term in terms.items():
+        if fit := view.solve("", view.names, [term]):
+            own = number(fit.solved[0], view.near)
+            yield Formula("penalty", f"{own} x {text}", f"gradient = the reference's + {own} x {text}", fit)
+
+
+def _averaged(view: View) -> Iterator[Formula]:
+    """w' = a sum of the weights after earlier steps, whose parts add up to 1."""
+    if view.stage.kind != "weights before it":
+        return
+    steps = [step for step in (-1, *view.pair.reference.steps) if step < view.step - 1]
+    files = [view.pair.reference.tensors("initial" if step < 0 else f"step{step}/weights") for step in steps]
+    terms = [lambda name, file=file: file[name].double() - view.before(name) for file in files]
+    if fit := view.solve("earlier weights", view.names, terms) if terms and all(files) else None:
+        names = ["the initial ones" if step < 0 else f"those after step {step}" for step in steps]
+        parts = [f"{number(part)} of {name}" for part, name in zip(fit.solved, names, strict=True)]
+        rest = f"{number(1 - sum(fit.solved))} of those after step {view.step - 1}"
+        yield Formula(
+            "mean of earlier weights", ", ".join([*parts, rest]), "weights = that sum of the reference's", fit
+        )
 
 
 def _decay_of_squares(view: View, own: dict[str, float]) -> bool:
@@ -659,25 +720,27 @@ def _plain_gradient(view: View) -> Iterator[Formula]:
 
 
 def _stated(view: View) -> Iterator[Formula]:
-    """u = the update of Adam or SGD with the settings that the optimizer says, in both trainings: these differ."""
-    if not any(bool(view.actual(name).any()) for name in view.names):
-        return
+    """State and weights after PyTorch's own optimizer, with the settings that each training says: these differ."""
     own, usual = (settings(view, side) for side in (0, 1))
-    if not all(name in own and name in usual and _is_adam(own[name]) == _is_adam(usual[name]) for name in view.names):
-        return  # also where one is Adam's, the other SGD's: then it is no matter of settings
-    fit = view.holds("", view.names, lambda name: _update(view, 0, name, own[name]))
-    if not fit or not view.solved_by(view.names, lambda name: _update(view, 1, name, usual[name])):
+    parameters = {name.split("//")[0] for name in view.names}
+    if not parameters <= own.keys() & usual.keys() or not any(bool(view.actual(name).any()) for name in view.names):
         return
+    fit = view.holds("", view.names, replay.of(view, 0, own))
+    if not fit or not view.solved_by(view.names, replay.of(view, 1, usual)):
+        return
+    different = different_settings(view)
+    if not any(key == "optimizer" for key, _ in different):
 
-    def with_usual(key: str) -> Read:
-        return lambda name: _update(view, 0, name, own[name] | {key: usual[name][key]})
+        def matters(key: str) -> bool:
+            """Whether a step depends on a setting: with the other training's value, its result is another."""
+            mine, theirs = (
+                {name: each[name] | {key: other.get(name, {}).get(key)} for name in each}
+                for each, other in ((own, usual), (usual, own))
+            )
+            holds = view.holds("", view.names, replay.of(view, 0, mine))
+            return not (holds and view.solved_by(view.names, replay.of(view, 1, theirs)))
 
-    # Of a setting that this step does not depend on, the update is the same.
-    different = {
-        (key, text): names
-        for (key, text), names in different_settings(view).items()
-        if not view.holds("", view.names, with_usual(key))
-    }
+        different = {(key, text): names for (key, text), names in different.items() if matters(key)}
     causes = {CAUSES_OF_SETTINGS.get(key, "settings") for key, _ in different}
     shown = [
         (f"{key} " * (len(different) > 1 or key not in CAUSES_OF_SETTINGS))
@@ -687,12 +750,16 @@ def _stated(view: View) -> Iterator[Formula]:
     ]
     if causes:
         cause = causes.pop() if len(causes) == 1 else "settings"
-        yield Formula(cause, "; ".join(shown), "update = that of the optimizer with the settings that it says", fit)
+        kinds = listed(sorted({str(each["optimizer"]) for each in (*own.values(), *usual.values())}))
+        yield Formula(
+            cause, "; ".join(shown), f"{view.stage.kind} = that of PyTorch's {kinds} with what each says", fit
+        )
 
 
-def optimized(view: View, side: int) -> set[str]:
-    """Return the parameters of optimizers that took a step, if they are known."""
-    return {name for group in view.pair.captures[side].shown(view.step).get("groups") or [] for name in group["params"]}
+def optimized(view: View, side: int, step: int | None = None) -> set[str]:
+    """Return the parameters of optimizers that took a step (None: this one), if they are known."""
+    step = view.step if step is None else step
+    return {name for group in view.pair.captures[side].shown(step).get("groups") or [] for name in group["params"]}
 
 
 def settings(view: View, side: int) -> dict[str, dict[str, Any]]:
@@ -703,11 +770,19 @@ def settings(view: View, side: int) -> dict[str, dict[str, Any]]:
     for group in shown.get("groups") or []:
         values = {key: value for key, value in group.items() if isinstance(value, int | float | str)}
         values |= {f"beta{number}": beta for number, beta in enumerate(group.get("betas") or [], 1)}
-        values["count"] = (shown.get("optimizer_steps") or [0])[0]
+        values["optimizer"] = values.pop("kind", "")
+        if counts := shown.get("optimizer_steps"):
+            values["count"] = counts[0]
         # What is in several groups, of several optimizers, has no settings of its own.
         twice |= found.keys() & {*group["params"]}
         found |= dict.fromkeys(group["params"], values)
     return {name: values for name, values in found.items() if name not in twice}
+
+
+def _said(key: str, value: Any) -> str:
+    if key == "decoupled_weight_decay":
+        return DECOUPLED[bool(value)]
+    return f"{value:.6g}" if type(value) in (int, float) else str(value)
 
 
 def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
@@ -717,50 +792,20 @@ def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
     for name in (each for each in usual if each in own):
         values, others = own[name], usual[name]
         for key in sorted(values.keys() & others.keys()):
-            if values[key] != others[key]:
-                text = ", not ".join(
-                    f"{x:.6g}" if type(x) in (int, float) else str(x) for x in (values[key], others[key])
-                )
+            if replay.NAMES.get(values[key], values[key]) != replay.NAMES.get(others[key], others[key]):
+                text = ", not ".join(_said(key, value) for value in (values[key], others[key]))
                 found.setdefault((key, text), []).append(name)
     return found
-
-
-def _is_adam(settings: dict[str, float]) -> bool:
-    return "beta2" in settings
-
-
-def _update(view: View, side: int, name: str, settings: dict[str, float]) -> Tensor:
-    """Return the update of a parameter by the settings and the state after the step.
-
-    Raises:
-        InputError: there is no such state, or gradient.
-    """
-    state = view.pair.captures[side].tensors(f"step{view.step}/optimizer")
-    weight, rate, decay = view.before(name), settings["lr"], settings.get("weight_decay", 0.0)
-    if _is_adam(settings):
-        step = settings["count"] + 1
-        mean = state[f"{name}//exp_avg"].double() / (1 - settings["beta1"] ** step)
-        root = (state[f"{name}//exp_avg_sq"].double() / (1 - settings["beta2"] ** step)).sqrt()
-        direction = mean / (root + settings["eps"])
-        return -rate * (direction + decay * weight) if settings.get("decoupled_weight_decay") else -rate * direction
-    if (gradient := view.gradients(side)) is None:
-        raise InputError(f"{name} has no gradient.")
-    own = gradient(name) + decay * weight
-    momentum = settings.get("momentum", 0.0)
-    if momentum:
-        moved = state[f"{name}//momentum_buffer"].double()
-        own = own + momentum * moved if settings.get("nesterov") else moved
-    return -rate * own
 
 
 Formulas = Callable[[View], Iterable[Formula]]
 _PLAIN: tuple[Formulas, ...] = (_factor, _rows, _another_step, _cast)
 _OF: dict[str, tuple[Formulas, ...]] = {
-    "weights": _PLAIN,
+    "weights": (*_PLAIN, _averaged),
     "buffers": _PLAIN,
-    "gradient": (*_PLAIN, _ranks, _previous, _decay),
+    "gradient": (*_PLAIN, _ranks, _previous, _decay, _penalty),
     "clipped gradient": (*_PLAIN, _by_value, _clip_of_some, _decay),
-    "optimizer state": (*_PLAIN, _moments, _decay),
+    "optimizer state": (*_PLAIN, _stated, _moments, _decay),
     "update": (
         *_PLAIN,
         _decay,

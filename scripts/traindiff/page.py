@@ -16,8 +16,9 @@ def markdown(found: Diagnosis, title: str) -> str:
     if found.first is not None:
         if found.causes:
             parts += ["## Cause" + "s that fit equally" * (len(found.causes) > 1), "", *_causes(found), ""]
-        parts += ["## What was seen", "", *(f"- {sentence}" for sentence in found.places)]
-        parts += [*_tried(found), "", *(_tensors(found.first) if found.first.kind != "samples" else []), ""]
+        seen = [*(f"- {sentence}" for sentence in found.places), *_tried(found)]
+        parts += ["## What was seen", "", *seen] * bool(seen)
+        parts += ["", *(_tensors(found.first) if found.first.kind != "samples" else []), ""]
         if found.hints:
             parts += ["## What would tell more", "", *(f"- {sentence}" for sentence in found.hints), ""]
     parts += ["## What was compared", "", *_stages(found), ""]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from traindiff.capture_files import Capture, InputError
 
-FLOORS = {"F64": 1e-4, "F32": 1e-4, "F16": 1e-3, "BF16": 8e-3}
+FLOORS = {"F64": 1e-4, "F32": 1e-3, "F16": 1e-3, "BF16": 8e-3}
 """A tensor is compared relative to its largest value, or to this part of the largest of its kind: below it, a sum that
 should be 0 is rounding (the gradient of a key's bias in attention, for example).
 """

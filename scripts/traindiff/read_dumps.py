@@ -59,7 +59,7 @@ class Rules:
         return next((dim for pattern, dim in self.merge if self._matches(pattern, name)), None)
 
     def skips(self, name: str) -> bool:
-        return any(self._matches(pattern, name) for pattern in self.skip)
+        return any(self._matches(pattern, name.split("//")[0]) for pattern in self.skip)
 
     def _matches(self, pattern: str, name: str) -> bool:
         found = bool(re.fullmatch(pattern, name))

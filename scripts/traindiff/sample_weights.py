@@ -260,10 +260,10 @@ def _of_samples(sums: _Sums, fit: Fit) -> Iterator[Formula]:
             rest = "" if abs(once - 1) <= near else f"; the others {number(once)} times"
             yield Formula("weights of samples", f"{'; '.join(parts)}{rest}", shown, fit, table)
             return
-    sums.view.seen.append(
-        f"As a sum of the step's samples with weights from {min(weights):.4g} to {max(weights):.4g}, the gradient is "
-        "explained: each sample's own part has another size, and the same direction."
-    )
+    unchanged = [samples.label(row) for row, weight in enumerate(weights) if abs(weight - 1) <= near * size]
+    text = f"from {min(weights):.4g} to {max(weights):.4g} times the reference's"
+    text += f"; {len(unchanged)} of {len(weights)} count as there: {listed(unchanged, 8)}" * bool(unchanged)
+    yield Formula("size of each sample's part", text, shown, fit, table)
 
 
 def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:

@@ -19,7 +19,7 @@ SHORT = [case for case in CORRECT if case.strategy in ("tp_sp", "pp", "zero3")]
 FAULTS = {
     "summed": (
         "gradient (21 of 21, first ",
-        "a factor of 2, the number of ranks along dp_replicate or the number of ranks",
+        "a factor of 2 (as is the number of ranks along dp_replicate, and the number of ranks)",
     ),
     "unreduced_norm": (
         "gradient (5 of 21, first layers.0.attention_norm.weight)",

@@ -77,11 +77,11 @@ def test_what_is_equal(compare, case):
 DIFFERENT = {
     "ranks": (
         ({"gradients": times(4)}, GRADIENTS, "--ranks", "dp=4"),
-        "; cause: a factor of 4, the number of ranks along dp or the number of ranks.**",
+        "; cause: a factor of 4 (as is the number of ranks along dp, and the number of ranks).**",
     ),
     "a number rather than the product of others": (
         ({"gradients": times(4)}, GRADIENTS, "--ranks", "micro-batches=4", "--ranks", "dp=2"),
-        "; cause: a factor of 4, the number of micro-batches.**",
+        "; cause: a factor of 4 (as is the number of micro-batches).**",
     ),
     "a wrong shard": (
         (
@@ -89,7 +89,7 @@ DIFFERENT = {
             {"gradients": {"up.weight": UP}},
             *("--merge", "up.weight=0", "--ranks", "tp=2"),
         ),
-        "a factor of 0.5, 1 / the number of ranks along tp or 1 / the number of ranks (up.weight[4-7] along ",
+        "0.5 (as is 1 / the number of ranks along tp, and 1 / the number of ranks) in up.weight[4-7] along ",
     ),
     "updates": (
         (START | {"weights-0": times(1.5)}, START | {"weights-0": times(1.25)}, "--ranks", "dp=2"),
@@ -103,7 +103,7 @@ DIFFERENT = {
     "initial weights": (({"initial": times(2)}, START), "First difference: step 0, initial weights (2 of 2"),
     "bf16": (
         ({"gradients": times(2, LOW)}, GRADIENTS, "--ranks", "dp=2"),
-        "; cause: a factor of 2, the number of ranks along dp",
+        "; cause: a factor of 2 (as is the number of ranks along dp",
     ),
     "one tensor in bf16 loosens no other": (
         ({"gradients": times(1.01)}, {"gradients": TENSORS | {"down.weight": LOW["down.weight"]}}),
@@ -160,7 +160,7 @@ def test_what_the_trainer_wrote_of_its_ranks_and_micro_batches_names_factors(com
     (tmp_path / "other/step-0.json").write_text('{"world_size": 2, "micro_batches": 8}')
     for factor, name in ((2, "the number of ranks"), (8, "the number of micro-batches")):
         page = compare({"gradients-0": times(factor)}, {"gradients-0": TENSORS})[1]
-        assert f"a factor of {factor}, {name}.**" in page
+        assert f"a factor of {factor} (as is {name}).**" in page
         assert "--ranks" not in page
 
 

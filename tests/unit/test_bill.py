@@ -5,10 +5,10 @@ import os
 import pytest
 
 from helpers.common import tiny_run
-from shardlab.report import bill
-from shardlab.runs import job_use, planned_hours, slurm_accounting
+from shardlab.runs import bill, planned_hours, slurm_accounting
 from shardlab.runs.slurm_reattach import name_of
 from shardlab.runs.slurm_request import Request
+from shardlab.settings import load
 from shardlab.settings.sites import Slurm
 
 ROW = {
@@ -58,7 +58,7 @@ SITE = Slurm(
 
 
 def billed(results, site=SITE):
-    return bill.bill(job_use.uses([tiny_run("mlp", "ddp")], results, site), "GPU", site.unit)
+    return bill.table([tiny_run("mlp", "ddp")], slurm_accounting.starts(results.parent) or (), site)
 
 
 def test_hours_by_stage_and_strategy_and_their_sum(accounted, tmp_path):
@@ -73,31 +73,31 @@ def test_hours_by_stage_and_strategy_and_their_sum(accounted, tmp_path):
         | {"AllocTRES": "cpu=1,gres/gpu=1,gres/gpu:box=1"},
         {"JobID": "9", "JobName": "another", "State": "COMPLETED", "ElapsedRaw": "9999"},
     )
-    made = billed(results)
-    assert made.columns[-1] == "charged node-hours"
+    heads, *rows = billed(results)
+    assert heads[-1] == "charged node-hours"
     assert "--allocations --noheader --parsable2 --jobs=7,8,9" in (tmp_path / "asked").read_text()
-    assert made.rows == [
+    assert rows == [
         ["train", "ddp", "2", "8", "6", "2", "1.5"],
         ["evaluate", "ddp", "1", "1", "0.1", "0.1", "0.025"],
         ["all", "", "3", "9", "6.1", "2.1", "1.52"],
     ]
-    assert "| train | ddp | 2 | 8 | 6 | 2 | 1.5 |" in bill.markdown(made)
 
 
 def test_an_allocation_that_runs_share_is_one_job(accounted):
     results = accounted({}, {"JobName": "shardlab-pack", "State": "TIMEOUT", "ElapsedRaw": "3600"})
     (results / "logs").mkdir()
     (results / "logs/pack-7.log").touch()
-    assert billed(results).rows[0] == ["pack", "", "1", "4", "4", "4", "1"]
+    assert billed(results)[1] == ["pack", "", "1", "4", "4", "4", "1"]
 
 
 def test_a_cluster_that_does_not_account_for_gpus_or_has_none_or_accounts_for_nothing(accounted, monkeypatch):
     row = {"State": "COMPLETED", "ElapsedRaw": "3600", "Partition": "cores", "AllocTRES": "cpu=3,mem=1G,node=1"}
     results = accounted({"7": "train/ddp_mlp"}, row)
-    assert billed(results).rows[0][4] == str(tiny_run("mlp", "ddp").world_size)
-    assert billed(results, SITE.model_copy(update={"gpus": None})).rows[0][4:] == ["3", "0", "0.3"]
+    assert billed(results)[1][4] == str(tiny_run("mlp", "ddp").world_size)
+    assert billed(results, SITE.model_copy(update={"gpus": None}))[1][4:] == ["3", "0", "0.3"]
     monkeypatch.setenv("PATH", "")
-    assert bill.NONE in bill.markdown(billed(results))
+    assert billed(results) == []
+    assert bill.NONE in bill.bill(load.config({}), results)
 
 
 def test_what_a_call_requests_and_plans_in_one_sentence():

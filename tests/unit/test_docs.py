@@ -8,7 +8,6 @@ import pytest
 
 import docs
 from helpers.common import ROOT
-from shardlab.report import strategy_docs
 from shardlab.settings import load, resolve
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -18,8 +17,8 @@ DOCS += [ROOT / "config/README.md", ROOT / "results/README.md", ROOT / "scripts/
 
 
 def test_each_strategy_has_one_page_with_its_figures():
-    found = strategy_docs.all_pages()
-    named = [name for page in found for name in strategy_docs.strategies_of(page)]
+    found = docs.all_pages()
+    named = [name for page in found for name in docs.strategies_of(page)]
     assert sorted([*named, "single"]) == sorted(load.config({"strategies": ["all"]}).strategies), (
         "a page in docs/strategies names each strategy after `Strategies:`"
     )
@@ -29,13 +28,13 @@ def test_each_strategy_has_one_page_with_its_figures():
             for line in docs.between(page.read_text(), "figures").splitlines()
             if line.startswith("| `")
         ]
-        assert rows == ["single", *strategy_docs.strategies_of(page)]
+        assert rows == ["single", *docs.strategies_of(page)]
         index = (page.parent / "README.md").read_text()
-        assert f"]({page.name}) | {', '.join(f'`{name}`' for name in strategy_docs.strategies_of(page))} |" in index
+        assert f"]({page.name}) | {', '.join(f'`{name}`' for name in docs.strategies_of(page))} |" in index
 
 
 def test_figures_come_from_the_summary():
-    page = next(page for page in strategy_docs.all_pages() if page.name == "data-parallel.md")
+    page = next(page for page in docs.all_pages() if page.name == "data-parallel.md")
     columns = [f"{kind}_bytes" for kind in docs.MEMORY_KINDS] + ["tensor_bytes", "bytes_per_step"]
     table = pd.DataFrame({"strategy": ["ddp", "single", "dp"], "workload": "llama2", "world_size": [2.0, 1.0, 1.0]})
     table = table.assign(**dict.fromkeys(columns, 2**19))

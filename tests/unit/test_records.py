@@ -68,17 +68,6 @@ def test_the_training_loss_is_that_of_the_last_step_that_was_finite():
     assert report(tiny_run("mlp"), seconds=[1.0] * 4, losses=[4.0, 2.0, 3.0, None]).train_loss == 3.0
 
 
-@pytest.mark.parametrize("fullest", [0, 1, 2])
-def test_memory_is_that_of_the_rank_that_held_the_most(fullest):
-    """In all, and of each kind, which need not be the same rank; nor does its composition at the peak count."""
-    ranks = [{"peak": 9, "at_peak": BYTES, "largest": BYTES} for _ in range(3)]
-    ranks[fullest] = {"peak": 70, "at_peak": BYTES, "largest": BYTES | {"weights": 50}}
-    ranks[(fullest + 1) % 3] = {"peak": 60, "at_peak": BYTES, "largest": BYTES | {"gradients": 40}}
-    found = report(tiny_run("mlp"), tensor_bytes=ranks)
-    assert [found.held(), found.held("weights"), found.held("gradients"), found.held("activations")] == [70, 50, 40, 3]
-    assert report(tiny_run("mlp"), tensor_bytes=None).held() is None
-
-
 def test_the_mfu_is_of_all_devices():
     """2e12 operations in a step of 10.5 s, on devices of 1e12 FLOP/s each."""
     assert report(tiny_run("mlp")).mfu == pytest.approx(2 / 10.5)

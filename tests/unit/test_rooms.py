@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "data": {"ground", "settings"},
     "records": {"ground", "settings"},
     "report": {"ground", "settings", "records"},
-    "runs": {"ground", "patches", "settings", "data", "records", "report"},
+    "runs": {"ground", "patches", "settings", "data", "records"},
     "workflow": {"ground", "patches", "settings", "records", "runs"},
     "models": {"ground", "patches", "settings"},
     "runtime": {"ground", "patches", "settings", "data", "models", "runs"},

@@ -32,7 +32,6 @@ def nodes_to_avoid():
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        pytest.param(lambda _: slurm.accounting(["7"]), {}, id="accounting of the report"),
         pytest.param(lambda _: slurm.requeue(slurm.TIME_LIMIT), False, id="requeue"),
         pytest.param(lambda _: slurm.seconds_left(), None, id="time left"),
         pytest.param(

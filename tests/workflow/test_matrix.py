@@ -89,12 +89,9 @@ def test_the_report_opens_in_a_browser(finished):
         page.draw_all()
         assert page.ask("document.querySelector('.verdict').textContent").startswith("All 6 runs are equal to single")
         drawn = page.ask("[...document.querySelectorAll('.chart')].map((each) => each.dataset.spec)")
-        ordered = page.ask("[...document.querySelectorAll('.panels a')].map((each) => each.textContent)")
         kinds = [kind for kind in charts.PER_WORKLOAD if kind not in WITHOUT_DATA]
-        assert sorted(ordered) == sorted(WORKLOADS)
-        compared = [f"speed_and_memory.{workload}" for workload in ordered]
-        of_workloads = compared + [f"{kind}.{workload}" for workload in ordered for kind in kinds]
-        of_strategies = [f"{kind}.{strategy}" for strategy in STRATEGIES for kind in ("memory_per_rank", "step")]
+        of_workloads = [f"{kind}.{workload}" for workload in WORKLOADS for kind in kinds]
+        of_strategies = [f"memory_per_rank.{strategy}" for strategy in STRATEGIES]
         assert drawn == [*of_workloads, *of_strategies]
         assert page.complaints() == []
     for name in drawn:
@@ -110,7 +107,7 @@ def test_summary_for_people_has_the_verdict_the_call_and_the_matrix(finished):
     )
     assert "Call: site local, data embedded, size small, seed 1, " in text
     assert "recipe.max_steps = 8." in text
-    assert re.search(r"\| single +\| \d\.\d+ \(0e\+00\)", text)
+    assert re.search(r"\| single +\| \d\.\d+ +\|", text)
     assert re.search(r"\| rounding alone \(twins\) \| \de[+-]\d+", text)
     assert len(finished.json("results/noise_floor/xsum.json")["twins"]) == 2
     assert "Not complete" not in text

@@ -33,7 +33,6 @@ rule summarize:
         " --config {params.config:q} --results results > {log:q} 2>&1"
 
 
-# It also draws what was measured in addition to the runs, where that exists (collectives, micro-batches).
 rule report:
     input:
         FILES.every_result(),

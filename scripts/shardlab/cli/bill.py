@@ -7,8 +7,7 @@ Example: shardlab bill
 import argparse
 
 from shardlab.files import write_text
-from shardlab.report import bill
-from shardlab.runs import job_use
+from shardlab.runs.bill import bill
 from shardlab.settings import load
 
 
@@ -18,6 +17,6 @@ def main() -> None:
     load.add_config_argument(parser)
     load.add_results_argument(parser)
     args = parser.parse_args()
-    text = bill.markdown(job_use.bill_of(args.config, args.results))
+    text = bill(args.config, args.results)
     write_text(args.results / "bill.md", text)
     print(text)

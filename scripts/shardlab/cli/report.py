@@ -10,7 +10,6 @@ from pathlib import Path
 from shardlab.cli import program
 from shardlab.files import write_text
 from shardlab.report import charts, html, run_data, summary, summary_markdown
-from shardlab.runs import job_use, slurm
 from shardlab.settings.config import Config
 
 
@@ -20,10 +19,8 @@ def main(config: Config, results: Path) -> None:
     table, left_out = summary.judged(config, results)
     _, workloads = summary_markdown.axes(table, config, left_out)
     found = run_data.collect(table, results, workloads)
-    drawn = html.charts(found, workloads)
-    accounting = slurm.accounting(job for run in found.runs if (job := run.train.slurm_job_id))
-    billed = job_use.bill_of(config, results)
-    text = html.html(found, drawn, config, left_out, accounting, billed, results)
+    drawn = charts.draw(found, workloads)
+    text = html.html(found, drawn, config, left_out, results)
     write_text(results / "report.html", text)
     new = results / ".charts.new"
     shutil.rmtree(new, ignore_errors=True)

@@ -41,21 +41,6 @@ def everything(world: World, count: int) -> Tensor:
     return torch.stack([held(world, rank, count) for rank in range(world.size)])
 
 
-def _scatter(world: World, count: int) -> Trial:
-    part = count // world.size
-    result, sent = torch.empty(part, device=world.device), list(held(world, 0, count).split(part))
-    parts = sent if world.is_rank0 else None
-    return Trial(lambda: dist.scatter(result, parts, src=0), result, sent[world.rank])
-
-
-def _gather(world: World, count: int) -> Trial:
-    part = count // world.size
-    local, result = held(world, world.rank, part), torch.zeros(world.size, part, device=world.device)
-    parts = list(result) if world.is_rank0 else None
-    expected = everything(world, part) if world.is_rank0 else result[:0]
-    return Trial(lambda: dist.gather(local, parts, dst=0), result if world.is_rank0 else result[:0], expected)
-
-
 def _all_gather(world: World, count: int) -> Trial:
     part = count // world.size
     local, result = held(world, world.rank, part), torch.empty(part * world.size, device=world.device)
@@ -101,8 +86,6 @@ def _send_receive(world: World, count: int) -> Trial:
 
 
 COLLECTIVES: dict[str, Callable[[World, int], Trial]] = {
-    "scatter": _scatter,
-    "gather": _gather,
     "all_gather": _all_gather,
     "reduce": _reduce,
     "all_reduce": _all_reduce,

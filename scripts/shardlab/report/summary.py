@@ -3,13 +3,15 @@
 import math
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
 from shardlab.errors import UserError
-from shardlab.records import done, expert_choices, manifest, plan
+from shardlab.records import done, manifest, plan
+from shardlab.records.expert_choices import count_flips
 from shardlab.records.reports import (
     FirstStep,
     InitialReport,
@@ -17,6 +19,7 @@ from shardlab.records.reports import (
     NoiseFloorReport,
     TestReport,
     TrainReport,
+    Twin,
     WeightsReport,
 )
 from shardlab.records.script_lines import DUMPS, has_dumps
@@ -28,58 +31,103 @@ from shardlab.settings.types import Run
 
 MEMORY_KINDS: tuple[Kind, ...] = ("weights", "master_weights", "gradients", "optimizer", "activations")
 """Kinds of tensors with separate columns: the maximum over the ranks."""
-CHOSEN = "chosen_experts"
-"""Key of a row, not of the table: experts that the test tokens choose, as in test.json."""
-WEIGHTS, OF_TWINS = "compared_weights", "weights_of_twins"
-"""Keys of a row, not of the table: its weights.json; the largest difference of each weight of the twins."""
-STEPS, STEPS_OF_TWINS = "first_steps", "first_steps_of_twins"
-"""Keys of a row, not of the table: its first steps; those of each twin."""
 OF_AVERAGES = ["ema_test_loss", "ema_rel_diff"]
 """Columns of runs whose recipe has ema_decay."""
-COLUMNS = [
-    "strategy",
-    "workload",
-    "status",
-    "test_loss",
-    "untrained_test_loss",
-    "rel_diff",
-    *OF_AVERAGES,
-    "noise_floor",
-    "full_precision_rel_diff",
-    "validation_loss",
-    "validation_rel_diff",
-    "first_rel_diff",
-    "first_tolerance",
-    "tolerance",
-    "weights_rel_diff",
-    "weights_noise_floor",
-    "weights_tolerance",
-    "weights_parameter",
-    "rounded_weights",
-    "notes",
-    "learned_nothing",
-    "equality",
-    "diagnosable",
-    "expert_choices",
-    "expert_flips",
-    "noise_floor_flips",
-    "metric_name",
-    "metric_value",
-    "world_size",
-    "nodes",
-    "steps",
-    "wall_seconds",
-    "step_seconds_q1",
-    "step_seconds_q3",
-    "samples_per_second",
-    "tensor_bytes",
-    *(f"{kind}_bytes" for kind in MEMORY_KINDS),
-    "peak_memory_bytes",
-    "predicted_memory_bytes",
-    "memory_error",
-    "bytes_per_step",
-    "predicted_bytes_per_step",
-]
+
+
+@dataclass
+class Row:
+    """A row of the table, and of summary.csv; a value that was not measured is None."""
+
+    strategy: str
+    workload: str
+    status: str
+    test_loss: float | None = None
+    untrained_test_loss: float | None = None
+    rel_diff: float | None = None
+    ema_test_loss: float | None = None
+    ema_rel_diff: float | None = None
+    noise_floor: float | None = None
+    full_precision_rel_diff: float | None = None
+    validation_loss: float | None = None
+    validation_rel_diff: float | None = None
+    first_rel_diff: float | None = None
+    first_tolerance: float | None = None
+    tolerance: float | None = None
+    weights_rel_diff: float | None = None
+    weights_noise_floor: float | None = None
+    weights_tolerance: float | None = None
+    weights_parameter: str | None = None
+    rounded_weights: str | None = None
+    notes: str | None = None
+    learned_nothing: str | None = None
+    equality: str | None = None
+    diagnosable: bool | None = None
+    expert_choices: int | None = None
+    expert_flips: int | None = None
+    noise_floor_flips: int | None = None
+    metric_name: str | None = None
+    metric_value: float | None = None
+    world_size: int | None = None
+    nodes: int | None = None
+    steps: int | None = None
+    wall_seconds: float | None = None
+    step_seconds_q1: float | None = None
+    step_seconds_q3: float | None = None
+    samples_per_second: float | None = None
+    tensor_bytes: int | None = None
+    weights_bytes: int | None = None
+    master_weights_bytes: int | None = None
+    gradients_bytes: int | None = None
+    optimizer_bytes: int | None = None
+    activations_bytes: int | None = None
+    peak_memory_bytes: int | None = None
+    predicted_memory_bytes: int | None = None
+    memory_error: float | None = None
+    bytes_per_step: float | None = None
+    predicted_bytes_per_step: float | None = None
+
+
+COLUMNS = [field.name for field in fields(Row)]
+
+
+@dataclass(frozen=True)
+class Single:
+    """What ``single`` left, with which the runs of its workload are compared."""
+
+    train: TrainReport
+    test: TestReport | None
+    noise_floor: NoiseFloorReport | None
+    """None unless it was evaluated."""
+
+    @property
+    def twins(self) -> list[Twin]:
+        """All of them, of which full precision is one."""
+        found = self.noise_floor
+        return [*found.twins, *filter(None, [found.full_precision])] if found else []
+
+    def spread(self) -> dict[str, Any]:
+        """Return the columns of the twins; empty without any."""
+        if not (self.test and self.noise_floor):
+            return {}
+        pairs = [(twin.test_loss, self.test.loss) for twin in self.twins]
+        pairs += [(twin.validation_loss, self.train.validation_loss) for twin in self.twins]
+        if (average := self.test.ema_loss) is not None:
+            pairs += [(twin.ema_loss, average) for twin in self.twins if twin.ema_loss is not None]
+        columns = {"noise_floor": max(verdict.relative(*pair) for pair in pairs)}
+        if full := self.noise_floor.full_precision:
+            columns["full_precision_rel_diff"] = verdict.relative(full.test_loss, self.test.loss)
+        choices = [twin.expert_choices for twin in self.twins if twin.expert_choices]
+        if self.test.expert_choices and len(choices) == len(self.twins):
+            columns["noise_floor_flips"] = max(count_flips(each, self.test.expert_choices)[0] for each in choices)
+        return columns
+
+    def weights_of_twins(self) -> dict[str, float]:
+        """Return the largest difference of each weight; empty without twins of these weights."""
+        found = self.noise_floor
+        if not found or found.single_weights != self.train.weights:
+            return {}
+        return {name: max(twin.weights[name] for twin in self.twins) for name in found.twins[0].weights}
 
 
 def judged(
@@ -100,25 +148,12 @@ def collect(planned: list[Run], results: Path, noise_floor_runs: int) -> pd.Data
     A row whose files belong to another run than the planned one has status ``stale``, with the key that differs, and no
     results; one whose files were edited or damaged has status ``damaged``.
     """
-    singles: dict[str, TrainReport] = {}
-    rows = {}
+    singles: dict[str, Single] = {}
     # `single` first: the others are compared with it.
-    for run in sorted(planned, key=lambda run: run.strategy != "single"):
-        rows[run.strategy, run.workload] = _row(run, results, singles)
-    noise_floors = {
-        run.workload: _noise_floor(rows["single", run.workload], singles.get(run.workload), results, noise_floor_runs)
-        for run in planned
-        if run.strategy == "single"
-    }
-    ordered = [
-        rows[run.strategy, run.workload]
-        | (noise_floors.get(run.workload, {}) if run.strategy != "single" else {})
-        | _flips(rows[run.strategy, run.workload], rows.get(("single", run.workload), {}))
-        | _first_steps(run, rows, noise_floors.get(run.workload, {}))
-        | _farthest(rows[run.strategy, run.workload], noise_floors.get(run.workload, {}))
-        for run in planned
-    ]
-    return compared(pd.DataFrame(ordered, columns=COLUMNS).convert_dtypes())
+    ordered = sorted(planned, key=lambda run: run.strategy != "single")
+    rows = {(run.strategy, run.workload): _row(run, results, singles, noise_floor_runs) for run in ordered}
+    table = pd.DataFrame([rows[run.strategy, run.workload] for run in planned], columns=COLUMNS)
+    return compared(table.convert_dtypes())
 
 
 def compared(table: pd.DataFrame) -> pd.DataFrame:
@@ -131,101 +166,87 @@ def compared(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _row(run: Run, results: Path, singles: dict[str, TrainReport]) -> dict[str, Any]:
+def _row(run: Run, results: Path, singles: dict[str, Single], noise_floor_runs: int) -> Row:
+    """Return a run's row; add a finished ``single`` to ``singles``."""
     folder = results / run.strategy / run.workload
-    row: dict[str, Any] = {"strategy": run.strategy, "workload": run.workload, "status": "missing"}
     if not folder.with_name(f"{folder.name}.done").exists():
         started = manifest.saved(folder)
-        return row | {"status": f"missing: resumable from step {manifest.step_of(started[0])}"} if started else row
+        status = f"missing: resumable from step {manifest.step_of(started[0])}" if started else "missing"
+        return Row(run.strategy, run.workload, status)
     try:
-        return row | _figures(run, folder, singles)
+        return _finished(run, folder, singles, noise_floor_runs)
     except UserError as error:
-        return row | {"status": f"damaged: {error}"}
+        return Row(run.strategy, run.workload, f"damaged: {error}")
     except Exception as error:  # one run's files must not prevent the table of all others
-        return row | {"status": f"damaged: the reports in {folder} cannot be read ({error!r}); train again."}
+        why = f"damaged: the reports in {folder} cannot be read ({error!r}); train again."
+        return Row(run.strategy, run.workload, why)
 
 
-def _figures(run: Run, folder: Path, singles: dict[str, TrainReport]) -> dict[str, Any]:
-    """Return the columns of a finished run."""
+def _finished(run: Run, folder: Path, singles: dict[str, Single], noise_floor_runs: int) -> Row:
+    """Return the row of a finished run."""
+    results = folder.parents[1]
     if reason := done.changed(folder):
         raise UserError(f"{reason}; run the same command again, which repairs it.")
     train = TrainReport.read(folder / "train.json", "train again")
     test = TestReport.read(folder / "test.json", "evaluate again") if (folder / "test.json").exists() else None
-    single = singles.get(run.workload, train)
-    if key := _differs(run, train, test, _made(train), _made(single)):
-        return {"status": f"stale: {key}"}
+    single = singles.get(run.workload)
+    if key := _differs(run, train, test, single.train if single else train):
+        return Row(run.strategy, run.workload, f"stale: {key}")
     if run.strategy == "single":
-        singles[run.workload] = train
-    weights = _compared_weights(folder, train, singles.get(run.workload))
-    row = {
-        "status": "not evaluated",
-        "validation_loss": train.validation_loss,
-        "learned_nothing": train.learned_nothing,
-        "diagnosable": not run.script or has_dumps(folder / "script" / DUMPS),
-        STEPS: train.first_steps,
-        **compare_first_steps(run, train.first_steps, single.first_steps),
-        "world_size": train.world_size,
-        "nodes": train.nodes,
-        "steps": train.steps,
-        "wall_seconds": train.wall_seconds,
-        **dict(zip(("step_seconds_q1", "step_seconds_q3"), train.step_seconds_quartiles or (), strict=False)),
-        "samples_per_second": train.samples_per_second,
-        "tensor_bytes": train.held(),
-        **{f"{kind}_bytes": train.held(kind) for kind in MEMORY_KINDS},
-        "peak_memory_bytes": max(train.peak_memory_bytes) if train.peak_memory_bytes else None,
-        **_foreseen(run, folder.parents[1], train),
-        "bytes_per_step": train.bytes_per_step,
-        WEIGHTS: weights,
-        "notes": _notes(folder.parents[1] / "init" / f"{resolve.weights_of(run.workload)}.json", train),
-        "rounded_weights": weights
-        and rounded_weights(run, weights.changed, weights.rounded, weights.rounded_in_single),
-    }
+        twinned = _twins(results / "noise_floor" / f"{run.workload}.json", train, noise_floor_runs) if test else None
+        single = singles[run.workload] = Single(train, test, twinned)
+    held: dict[str, Any] = {f"{kind}_bytes": train.held(kind) for kind in MEMORY_KINDS}
+    row = Row(
+        run.strategy,
+        run.workload,
+        "done" if test else "not evaluated",
+        validation_loss=train.validation_loss,
+        learned_nothing=train.learned_nothing,
+        diagnosable=not run.script or has_dumps(folder / "script" / DUMPS),
+        world_size=train.world_size,
+        nodes=train.nodes,
+        steps=train.steps,
+        wall_seconds=train.wall_seconds,
+        samples_per_second=train.samples_per_second,
+        tensor_bytes=train.held(),
+        peak_memory_bytes=max(train.peak_memory_bytes) if train.peak_memory_bytes else None,
+        bytes_per_step=train.bytes_per_step,
+        notes=_notes(results / "init" / f"{resolve.weights_of(run.workload)}.json", train),
+        **held,
+        **compare_first_steps(
+            run,
+            train.first_steps,
+            single.train.first_steps if single else [],
+            [twin.first_steps for twin in single.twins] if single else [],
+        ),
+        **(single.spread() if single and run.strategy != "single" else {}),
+    )
+    if train.step_seconds_quartiles:
+        row.step_seconds_q1, row.step_seconds_q3 = train.step_seconds_quartiles
+    if made := plan.find(run, *plan.places(results, run)):
+        row.predicted_memory_bytes = made.predicted_memory_bytes
+        row.predicted_bytes_per_step = made.predicted_bytes_per_step
+        row.memory_error = made.predicted_memory_bytes / row.tensor_bytes - 1 if row.tensor_bytes else None
     if test:
-        row |= {
-            "status": "done",
-            "test_loss": test.loss,
-            "untrained_test_loss": test.untrained_loss,
-            "ema_test_loss": test.ema_loss,
-            "metric_name": test.metric_name,
-            "metric_value": test.metric_value,
-            CHOSEN: test.expert_choices,
-        }
+        row.test_loss, row.untrained_test_loss, row.ema_test_loss = test.loss, test.untrained_loss, test.ema_loss
+        row.metric_name, row.metric_value = test.metric_name, test.metric_value
+        if test.expert_choices and single and single.test and single.test.expert_choices:
+            row.expert_flips, row.expert_choices = count_flips(test.expert_choices, single.test.expert_choices)
+    if single and (weights := _compared_weights(folder, train, single.train)):
+        row.rounded_weights = rounded_weights(run, weights.changed, weights.rounded, weights.rounded_in_single)
+        twins = single.weights_of_twins()
+        return replace(row, **farthest_weight(weights.differences, weights.exact, twins, row.tolerance))
     return row
 
 
-def _first_steps(run: Run, rows: dict[tuple[str, str], dict[str, Any]], noise_floor: dict[str, Any]) -> dict[str, Any]:
-    """Return the first steps of a row compared with those of ``single``, by the twins' if there are any."""
-    single = rows.get(("single", run.workload), {}).get(STEPS)
-    steps = rows[run.strategy, run.workload].get(STEPS)
-    if single is None or steps is None:
-        return {}
-    return compare_first_steps(run, steps, single, noise_floor.get(STEPS_OF_TWINS, []))
-
-
-def _flips(row: dict[str, Any], single: dict[str, Any]) -> dict[str, int]:
-    """Return the number of a run's expert choices, and of those that ``single`` does not make; empty without both."""
-    chosen: list[Any] = [row.get(CHOSEN), single.get(CHOSEN)]
-    if None in chosen:
-        return {}
-    flips, choices = expert_choices.count_flips(*chosen)
-    return {"expert_choices": choices, "expert_flips": flips}
-
-
-def _compared_weights(folder: Path, train: TrainReport, single: TrainReport | None) -> WeightsReport | None:
+def _compared_weights(folder: Path, train: TrainReport, single: TrainReport) -> WeightsReport | None:
     """Return how a run's weights differ from those of ``single``; None unless exactly these were compared."""
     path = folder / "weights.json"
-    if single is None or not path.exists():
+    if not path.exists():
         return None
     report = WeightsReport.read(path, "remove it, then run the same command again")
     compared = (report.weights, report.initial_weights, report.single_weights)
     return report if compared == (train.weights, single.initial_weights, single.weights) else None
-
-
-def _farthest(row: dict[str, Any], noise_floor: dict[str, Any]) -> dict[str, Any]:
-    report = row.get(WEIGHTS)
-    if report is None:
-        return {}
-    return farthest_weight(report.differences, report.exact, noise_floor.get(OF_TWINS, {}), row["tolerance"])
 
 
 def farthest_weight(
@@ -278,10 +299,6 @@ def rounded_weights(run: Run, changed: int, rounded: int, in_single: int) -> str
     )
 
 
-def _made(train: TrainReport) -> dict[str, str]:
-    return {"data": train.identity.data, "initial weights": train.initial_weights}
-
-
 def compare_first_steps(
     run: Run, steps: list[FirstStep], single: list[FirstStep], twins: Sequence[list[FirstStep]] = ()
 ) -> dict[str, Any]:
@@ -315,30 +332,18 @@ def _of_steps(steps: list[FirstStep], single: list[FirstStep], kind: Literal["lo
     return [verdict.relative(own, other) for own, other in pairs if own is not None and other is not None]
 
 
-def _foreseen(run: Run, results: Path, train: TrainReport) -> dict[str, Any]:
-    """Return the planned memory of this run, the plan's relative error, and the bytes that it plans to send."""
-    if (made := plan.find(run, *plan.places(results, run))) is None:
-        return {}
-    measured = train.held()
-    return {
-        "predicted_memory_bytes": made.predicted_memory_bytes,
-        "memory_error": made.predicted_memory_bytes / measured - 1 if measured else None,
-        "predicted_bytes_per_step": made.predicted_bytes_per_step,
-    }
-
-
-def _differs(
-    run: Run, train: TrainReport, test: TestReport | None, made: dict[str, str], shared: dict[str, str]
-) -> str | None:
-    """Return the first key in which the reports differ from ``run``; None if they do not."""
+def _differs(run: Run, train: TrainReport, test: TestReport | None, single: TrainReport) -> str | None:
+    """Return the first key in which the reports differ from ``run``, or from ``single``; None if they do not."""
     ours, its = (run_identity.of_run(each) for each in (run.model_dump(mode="json"), train.settings))
     if key := run_identity.difference(ours, its):
         return key
     planned = run_identity.identity_of(run, train.identity.data)
     if train.identity != planned:
         return "identity"
-    if key := run_identity.difference(shared, made):
-        return key
+    if train.identity.data != single.identity.data:
+        return "data"
+    if train.initial_weights != single.initial_weights:
+        return "initial weights"
     if test and test.identity != planned:
         return "evaluated with other settings or data"
     if test and test.weights != train.weights:
@@ -346,40 +351,13 @@ def _differs(
     return None
 
 
-def _noise_floor(
-    row: dict[str, Any], single: TrainReport | None, results: Path, noise_floor_runs: int
-) -> dict[str, Any]:
-    """Return the spread of the twins of a workload's ``single``, also in expert choices and weights; empty without
-    twins of exactly this run.
-    """
-    path = results / "noise_floor" / f"{row['workload']}.json"
-    if single is None or row["status"] != "done":
-        return {}
+def _twins(path: Path, single: TrainReport, count: int) -> NoiseFloorReport | None:
+    """Return the twins of exactly this training, if there are ``count`` of them."""
     try:
         report = NoiseFloorReport.read(path, "make it again")
     except UserError:
-        return {}
+        return None
     made = (report.identity.numbers, report.identity.data, report.initial_weights, report.workload, report.scale)
     planned = (single.identity.numbers, single.identity.data, single.initial_weights, single.workload)
     rounding = PRECISIONS[Run.model_validate(single.settings).recipe.arithmetic].rounding
-    if made != (*planned, rounding) or not len(report.twins) == noise_floor_runs > 0:
-        return {}
-    twins = [*report.twins, *filter(None, [report.full_precision])]
-    pairs = [
-        pair
-        for twin in twins
-        for pair in ((twin.test_loss, row["test_loss"]), (twin.validation_loss, row["validation_loss"]))
-    ]
-    pairs += [(twin.ema_loss, row["ema_test_loss"]) for twin in twins if twin.ema_loss is not None]
-    found: dict[str, Any] = {
-        "noise_floor": max(verdict.relative(*pair) for pair in pairs),
-        STEPS_OF_TWINS: [twin.first_steps for twin in twins],
-    }
-    if report.full_precision:
-        found["full_precision_rel_diff"] = verdict.relative(report.full_precision.test_loss, row["test_loss"])
-    if report.single_weights == single.weights:
-        found[OF_TWINS] = {name: max(twin.weights[name] for twin in twins) for name in report.twins[0].weights}
-    flips = [_flips({CHOSEN: twin.expert_choices}, row) for twin in twins]
-    if all(flips):
-        found["noise_floor_flips"] = max(each["expert_flips"] for each in flips)
-    return found
+    return report if made == (*planned, rounding) and len(report.twins) == count > 0 else None

@@ -30,8 +30,29 @@ MEMORY = (
     "Memory is the peak of the rank that held the most: all tensors together, each kind of tensor (the kinds peak at "
     "different times), and the whole process (on a GPU: memory that PyTorch had allocated)."
 )
-
-
+BYTES = "bytes"
+FIGURES = {
+    "ranks": ("world_size", "{:.0f}"),
+    "test loss": ("test_loss", "{:.6f}"),
+    "averaged weights": ("ema_test_loss", "{:.6f}"),
+    "untrained": ("untrained_test_loss", "{:.4f}"),
+    "validation": ("validation_loss", "{:.6f}"),
+    "metric": ("metric_value", "{:.4f}"),
+    "flips": ("expert_flips", "{:,.0f}"),
+    "samples/s": ("samples_per_second", "{:.0f}"),
+    "steps": ("steps", "{:.0f}"),
+    "wall s": ("wall_seconds", "{:.2f}"),
+    "tensors": ("tensor_bytes", BYTES),
+    "planned": ("predicted_memory_bytes", BYTES),
+    "error": ("memory_error", "{:+.1%}"),
+    **{str(kind): (f"{kind}_bytes", BYTES) for kind in MEMORY_KINDS},
+    "process": ("peak_memory_bytes", BYTES),
+    "sent per step": ("bytes_per_step", BYTES),
+    "planned to send": ("predicted_bytes_per_step", BYTES),
+}
+"""Columns of a workload's table: column of summary.csv, and its form."""
+OF_SOME = ("ema_test_loss", "expert_flips")
+"""Columns that only some workloads have."""
 NOISE = {"rounding alone (twins)": "noise_floor", "single in full precision": "full_precision_rel_diff"}
 """Last rows of the matrix: column of the table."""
 WEIGHTS = (
@@ -73,7 +94,7 @@ def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str]
     if config.sweep:
         parts += ["## Sweep", "", *_swept(table), ""]
     strategies, workloads = axes(table, config, left_out)
-    parts += ["## Test loss, and its relative difference to `single`", ""]
+    parts += ["## Test loss of `single`, and the relative difference of the others", ""]
     parts += [_matrix(table, strategies, workloads), ""]
     if table.workload.nunique() > len(workloads):
         parts += [f"The first {len(workloads)} variants; all are in results/summary.csv.", ""]
@@ -99,7 +120,7 @@ def screen(table: pd.DataFrame, config: Config, results: Path) -> str:
     blocks: list[list[list[str]]] = []
     used = WIDTH
     for workload in workloads:
-        column = [workload, *(_short(rows.get((strategy, workload))) for strategy in strategies)]
+        column = [workload, *(cell(rows.get((strategy, workload))) for strategy in strategies)]
         width = GAP + max(map(len, column))
         if used + width > WIDTH:
             blocks.append([names])
@@ -115,19 +136,17 @@ def screen(table: pd.DataFrame, config: Config, results: Path) -> str:
     return "\n\n".join([*tables, f"{about}{judgement}", f"Open {results / 'report.html'}"])
 
 
-def _short(row: dict[Hashable, Any] | None) -> str:
-    """Format a cell of the screen's matrix."""
+def cell(row: dict[Hashable, Any] | None) -> str:
+    """Format a cell of a matrix: the test loss of ``single``, the difference of the others from it, and what the
+    verdict says if that is not equal; or why there is none.
+    """
     if row is None or pd.isna(row["test_loss"]):
         return "-" if row is None else str(row["status"]).partition(":")[0]
-    if row["strategy"] == "single" or pd.isna(row["rel_diff"]):
-        return f"{row['test_loss']:.4f}"
-    mark = " !" if not pd.isna(row["equality"]) and row["equality"] != EQUAL else ""
-    return f"{difference(row['rel_diff'])}{mark}"
-
-
-def difference(value: float) -> str:
-    """Format a relative difference."""
-    return f"{value:.0e}" if value else "0"
+    if pd.isna(row["rel_diff"]):
+        return f"{row['test_loss']:.4f} (no single)"
+    text = f"{row['rel_diff']:.0e}" if row["rel_diff"] else "0"
+    text = f"{row['test_loss']:.4f}" if row["strategy"] == "single" else text
+    return text if row["equality"] == EQUAL else f"{text} {row['equality']}"
 
 
 def _swept(table: pd.DataFrame) -> list[str]:
@@ -148,8 +167,8 @@ def swept(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def _matrix(table: pd.DataFrame, strategies: list[str], workloads: list[str]) -> str:
-    cells = {(row["strategy"], row["workload"]): _cell(row) for row in table.to_dict("records")}
-    rows = [[strategy, *(cells.get((strategy, w), "-") for w in workloads)] for strategy in strategies]
+    cells = {(row["strategy"], row["workload"]): row for row in table.to_dict("records")}
+    rows = [[strategy, *(cell(cells.get((strategy, w))) for w in workloads)] for strategy in strategies]
     rows += noise(table, workloads)
     return tabulate(rows, headers=["strategy", *workloads], tablefmt="pipe", disable_numparse=True)
 
@@ -164,51 +183,21 @@ def noise(table: pd.DataFrame, workloads: list[str]) -> list[list[str]]:
     ]
 
 
-def _cell(row: dict[Hashable, Any]) -> str:
-    if pd.isna(row["test_loss"]):
-        return str(row["status"]).partition(":")[0]
-    difference = "no single" if pd.isna(row["rel_diff"]) else format(row["rel_diff"], ".0e")
-    judged = "" if pd.isna(row["equality"]) or row["equality"] == EQUAL else f", {row['equality']}"
-    return f"{row['test_loss']:.6f} ({difference}{judged})"
-
-
 def _markdown(figures: pd.DataFrame) -> str:
     return str(figures.to_markdown(index=False, disable_numparse=True))
 
 
 def figures(rows: pd.DataFrame) -> pd.DataFrame:
     """Format the results of one workload, one column each, the strategy first; empty if nothing was measured."""
+    shown: dict[str, Any] = {"strategy": rows.strategy}
+    for title, (column, form) in FIGURES.items():
+        if rows[column].notna().any() or column not in OF_SOME:
+            form_of = readable_bytes if form == BYTES else form.format
+            shown[title] = rows[column].map(lambda value, form_of=form_of: "" if pd.isna(value) else form_of(value))
+    if rows.weights_rel_diff.notna().any():
+        shown["farthest weight"] = [weights(row) for row in rows.to_dict("records")]
     metric = next((name for name in rows.metric_name.dropna()), "metric")
-    flipped = {"flips": rows.expert_flips.map(lambda value: _number(value, ",.0f"))}
-    averaged = {"averaged weights": rows.ema_test_loss.map(lambda value: _number(value, ".6f"))}
-    weighed = {"farthest weight": [weights(row) for row in rows.to_dict("records")]}
-    return pd.DataFrame(
-        {
-            "strategy": rows.strategy,
-            "ranks": rows.world_size.map(lambda value: _number(value, ".0f")),
-            "test loss": rows.test_loss.map(lambda value: _number(value, ".6f")),
-            **(averaged if rows.ema_test_loss.notna().any() else {}),
-            "untrained": rows.untrained_test_loss.map(lambda value: _number(value, ".4f")),
-            "validation": rows.validation_loss.map(lambda value: _number(value, ".6f")),
-            metric: rows.metric_value.map(lambda value: _number(value, ".4f")),
-            **(weighed if rows.weights_rel_diff.notna().any() else {}),
-            **(flipped if rows.expert_flips.notna().any() else {}),
-            "samples/s": rows.samples_per_second.map(lambda value: _number(value, ".0f")),
-            "steps": rows.steps.map(lambda value: _number(value, ".0f")),
-            "wall s": rows.wall_seconds.map(lambda value: _number(value, ".2f")),
-            "tensors": rows.tensor_bytes.map(_bytes),
-            "planned": rows.predicted_memory_bytes.map(_bytes),
-            "error": rows.memory_error.map(lambda value: _number(value, "+.1%")),
-            **{str(kind): rows[f"{kind}_bytes"].map(_bytes) for kind in MEMORY_KINDS},
-            "process": rows.peak_memory_bytes.map(_bytes),
-            "sent per step": rows.bytes_per_step.map(_bytes),
-            "planned to send": rows.predicted_bytes_per_step.map(_bytes),
-        }
-    )
-
-
-def _bytes(size: Any) -> str:
-    return "" if pd.isna(size) else readable_bytes(float(size))
+    return pd.DataFrame(shown).rename(columns={"metric": metric})
 
 
 def _number(value: Any, form: str) -> str:

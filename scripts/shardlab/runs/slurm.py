@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -132,36 +131,6 @@ def seconds(text: str) -> float | None:
         return None
     days, hours, minutes = (int(part or 0) for part in match.groups()[:3])
     return ((days * 24 + hours) * 60 + minutes) * 60 + float(match[4])
-
-
-ACCOUNTED = {
-    "State": "state",
-    "NodeList": "nodes",
-    "AllocTRES": "allocated",
-    "Submit": "submitted",
-    "Start": "started",
-    "Elapsed": "elapsed",
-    "CPUTime": "cpu time allocated",
-    "TotalCPU": "cpu time used",
-    "ConsumedEnergyRaw": "energy (J)",
-}
-"""sacct's fields, and their names here."""
-
-
-def accounting(jobs: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return Slurm's accounting of jobs, by their number; empty if there is none or it does not answer.
-
-    Empty fields are left out.
-    """
-    listed = ",".join(sorted(set(jobs)))
-    if not listed or shutil.which("sacct") is None:
-        return {}
-    words = ["sacct", "-X", "--noheader", "--parsable2", f"--jobs={listed}", f"--format=JobID,{','.join(ACCOUNTED)}"]
-    rows = [line.split("|") for line in (answer_or_none(words) or "").splitlines()]
-    return {
-        job: {name: value for name, value in zip(ACCOUNTED.values(), values, strict=True) if value}
-        for job, *values in rows
-    }
 
 
 def requeue(why: str) -> bool:

@@ -1,7 +1,7 @@
 "use strict";
 const parsed = (id) => JSON.parse(document.getElementById(id).textContent);
 
-// Vega-Lite cannot place labels, but Vega can; charts/__init__.py does the same for SVG files.
+// Vega-Lite cannot place labels, but Vega can; report/charts.py does the same for SVG files.
 const anchors = parsed("anchors");
 function placeLabels(marks) {
   for (const mark of marks) {
@@ -34,13 +34,9 @@ function draw(place) {
   const spec = specs[place.dataset.spec];
   const fit = { width: place.clientWidth, autosize: { type: "fit-x", contains: "padding" } };
   // Charts with several panels keep their width and scroll.
-  const size = spec.hconcat || spec.facet ? {} : fit;
-  // The panels of the overview share the page's legend.
-  const small = place.dataset.height;
-  if (small) size.height = Number(small);
+  const size = spec.facet ? {} : fit;
   const patch = (vega) => {
     placeLabels(vega.marks);
-    if (small) delete vega.legends;
     return vega;
   };
   const many = Object.values(spec.datasets).flat().length > 5000;
@@ -70,13 +66,6 @@ addEventListener("resize", () => {
   width = innerWidth;
 });
 addEventListener("beforeprint", () => { const notes = document.getElementById("notes"); if (notes) notes.open = true; });
-
-// A table shows the first column of each group; a click on the group's name shows the others.
-for (const button of document.querySelectorAll("[data-group]")) {
-  button.addEventListener("click", () => {
-    button.setAttribute("aria-expanded", button.closest("table").classList.toggle(button.dataset.group));
-  });
-}
 
 // Tables: clicking a column sorts by it, numerically with units (900 KiB before 1 MiB); empty cells stay last.
 const units = { "%": 0.01, B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
@@ -121,16 +110,6 @@ for (const [name, report] of Object.entries(parsed("details"))) {
   list.append(entry);
 }
 
-for (const input of document.querySelectorAll("input[data-filter]")) {
-  const place = document.getElementById(input.dataset.filter);
-  input.addEventListener("input", () => {
-    const words = input.value.toLowerCase().split(/[\s,]+/).filter(Boolean);
-    for (const row of place.tBodies ? place.tBodies[0].rows : place.children) {
-      const text = (row.cells ? row.cells[0] : row.firstChild).textContent.toLowerCase();
-      row.hidden = words.length > 0 && !words.some((word) => text.includes(word));
-    }
-  });
-}
 // A link to a strategy or a note opens what it is in.
 const open = () => {
   const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
