@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := @$(BIN)/python scripts/install.py
 packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 
-.PHONY: help try run run-examples matrix watch setup test test-cluster test-all test-long mutants faults lint docs site pictures envs zoo bench check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help try run run-examples matrix setup test test-cluster test-all test-long mutants faults lint docs site pictures envs zoo bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 # List what can be made.
@@ -42,10 +42,6 @@ matrix: .venv/run
 	$(BIN)/python scripts/docs.py --summary results/summary.csv
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/techniques.py
-
-# What each run does now, until q.
-watch: .venv/login
-	$(BIN)/python scripts/shardlab watch
 
 # Install what a login node needs: all but PyTorch.
 setup: .venv/login
@@ -100,7 +96,6 @@ docs: .venv/dev
 # Make the documents a site in site/, and check its links.
 site: .venv/dev
 	rm -rf .site && mkdir .site && git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --no-dereference -t .site
-	$(BIN)/python scripts/docs.py --site .site
 	$(BIN)/python -m mkdocs build --strict
 
 # Draw the README's picture from results/summary.csv.

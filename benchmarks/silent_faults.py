@@ -96,7 +96,7 @@ def main() -> None:
         sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests"), str(ROOT / "tests/parity")]
         judge(trainings, place)
     # Not before the last fork, which imports it from a copy.
-    from shardlab.docs_generator.markers import fill
+    from docs import fill
     from shardlab.files import write_text
 
     minutes = (time.monotonic() - began) / 60

@@ -26,7 +26,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from shardlab.docs_generator.markers import fill
+from docs import fill
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.proof import tiny_config

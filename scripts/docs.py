@@ -10,8 +10,6 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel, TypeAdapter
 
-from shardlab.docs_generator import messages, site_pages
-from shardlab.docs_generator.markers import between, fill
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
 from shardlab.report.summary import MEMORY_KINDS
@@ -45,20 +43,13 @@ def main() -> None:
     """Write the files, or with --check report what is stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
-    parser.add_argument("--site", type=Path, metavar="FOLDER", help="write the pages that only `make site` has")
     parser.add_argument(
         "--summary", type=Path, help="summary.csv of all strategies, for docs/results.md, docs/strategies, README.md"
     )
     args = parser.parse_args()
-    if args.site:
-        write_schemas(args.site)
-        write_text(args.site / "docs/messages.md", messages.page())
-        for name, text in site_pages.pages().items():
-            write_text(args.site / f"docs/sites/{name}.md", text)
-        return
     if not args.check:
         write_schemas(ROOT)
-    for path, text in generated(args.summary, whole=args.check).items():
+    for path, text in generated(args.summary).items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         if args.check:
@@ -67,11 +58,8 @@ def main() -> None:
         print(f"wrote {path.relative_to(ROOT)}")
 
 
-def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
-    """Return path and content of every generated file, whole or between markers.
-
-    ``whole``: the matrix must have every strategy, which fails for one that was just added.
-    """
+def generated(summary: Path | None) -> dict[Path, str]:
+    """Return path and content of every file with generated parts."""
     files: dict[Path, str] = {}
     lists: dict[str, type[BaseModel]] = {
         "config": config.Config,
@@ -100,9 +88,7 @@ def generated(summary: Path | None, *, whole: bool) -> dict[Path, str]:
         shown = matrix(table)
         files |= {each: fill(each, {"figures": figures(each, table)}) for each in all_pages()}
     else:
-        shown = between(page, "matrix")
-    if whole or summary:
-        check_matrix(shown)
+        shown = between(page.read_text(encoding="utf-8"), "matrix")
     files[page] = fill(page, {"matrix": shown})
     readme = ROOT / "README.md"
     files[readme] = fill(readme, {"losses": readme_losses(shown)})
@@ -213,17 +199,21 @@ def interruptions(path: Path) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def check_matrix(text: str) -> None:
-    """Raise a UserError unless the table has a column of each default workload, and a result or a note in every cell of
-    every strategy.
-    """
-    lines = text.splitlines()
-    columns = [cell.strip() for line in lines if line.startswith("| strategy") for cell in line.split("|")[2:-1]]
-    rows = {line.split("`")[1]: line.split("|")[2:-1] for line in lines if line.startswith("| `")}
-    config = load.config({"strategies": ["all"]})
-    whole = all(len(cells) == len(columns) and all(cell.strip() for cell in cells) for cells in rows.values())
-    if list(rows) != config.strategies or not whole or not set(config.workloads) <= set(columns):
-        raise UserError("docs/results.md: the matrix does not have every strategy and workload; run: make matrix.")
+def fill(path: Path, blocks: dict[str, str]) -> str:
+    """Return the file with each block put between ``<!-- name -->`` and ``<!-- end name -->``."""
+    text = path.read_text(encoding="utf-8")
+    for name, block in blocks.items():
+        start, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
+        if start not in text or end not in text:
+            raise UserError(f"{path}: the markers {start.strip()} and {end} are missing; add them.")
+        before, rest = text.split(start, 1)
+        text = before + start + block + "\n" + end + rest.split(end, 1)[1]
+    return text
+
+
+def between(text: str, name: str) -> str:
+    """Return what is between a text's markers of that name."""
+    return text.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- end {name} -->")[0]
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import sys
 import pytest
 import zoo
 
+import docs
 from helpers.common import ROOT
-from shardlab.docs_generator import markers
 
 pytestmark = pytest.mark.long  # what is special of them under one axis each: test_transformers.py
 KINDS = {
@@ -50,7 +50,7 @@ def found(tmp_path_factory):
 
 def on_the_page():
     """{type: {strategy: sign}} of docs/evidence.md."""
-    about, rows = markers.between(ROOT / "docs/evidence.md", "models").split("\n\n")[:2]
+    about, rows = docs.between((ROOT / "docs/evidence.md").read_text(), "models").split("\n\n")[:2]
     names, found = re.findall(r"`(\w+)`", about), {}
     for row in rows.splitlines()[2:]:
         kinds, *outcomes = row.strip("|").split(" | ")

@@ -95,7 +95,7 @@ def sources():
             (path, [False] * 4)
             for path in ("models/cnn.py", "data/digits.py", "data/hub_download.py", "report/summary.py")
         ),
-        *((path, [False] * 4) for path in ("patches/snakemake_dag.py", "cli/train.py", "settings/load.py")),
+        *((path, [False] * 4) for path in ("patches/snakemake_core.py", "cli/train.py", "settings/load.py")),
     ],
 )
 def test_an_edit_changes_the_training_the_initial_weights_the_model_or_the_data(package, path, changed):

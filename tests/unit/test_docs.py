@@ -8,7 +8,6 @@ import pytest
 
 import docs
 from helpers.common import ROOT
-from shardlab.docs_generator.markers import between, block
 from shardlab.settings import load, resolve
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -24,7 +23,11 @@ def test_each_strategy_has_one_page_with_its_figures():
         "a page in docs/strategies names each strategy after `Strategies:`"
     )
     for page in found:
-        rows = [line.split("`")[1] for line in between(page, "figures").splitlines() if line.startswith("| `")]
+        rows = [
+            line.split("`")[1]
+            for line in docs.between(page.read_text(), "figures").splitlines()
+            if line.startswith("| `")
+        ]
         assert rows == ["single", *docs.strategies_of(page)]
         index = (page.parent / "README.md").read_text()
         assert f"]({page.name}) | {', '.join(f'`{name}`' for name in docs.strategies_of(page))} |" in index
@@ -50,11 +53,9 @@ def test_readme_shows_rows_of_the_matrix(tmp_path):
     sizes = [f"{kind}_bytes" for kind in docs.MEMORY_KINDS] + ["tensor_bytes", "bytes_per_step"]
     table = table.assign(**{size: table.index * 2**20 + number for number, size in enumerate(sizes)})
     table.to_csv(tmp_path / "summary.csv")
-    files = {
-        path.relative_to(ROOT): text for path, text in docs.generated(tmp_path / "summary.csv", whole=True).items()
-    }
+    files = {path.relative_to(ROOT): text for path, text in docs.generated(tmp_path / "summary.csv").items()}
 
-    losses = block(files[Path("README.md")], "losses").splitlines()
+    losses = docs.between(files[Path("README.md")], "losses").splitlines()
     assert len(losses) == 2 + len(docs.README_LOSSES) + 1
     assert set(losses) <= {*files[Path("docs/results.md")].splitlines()}
     assert losses[-1] == "| rounding alone (twins) | " + " | ".join(["5e-07"] * len(config.workloads)) + " |"

@@ -1,6 +1,5 @@
 """Image and wheelhouse: an error is one sentence and leaves nothing half-built."""
 
-import argparse
 import json
 import os
 import re
@@ -49,10 +48,7 @@ def arguments(folder, *wheels, **container):
         (folder / name).write_text(name)
     write_json(folder / "wheels.json", {name: sha256(folder / name) for name in wheels})
     settings = Container(mirror="http://127.0.0.1:9", **container)
-    definition = ROOT / "containers/train.def"
-    return image.build_arguments(
-        argparse.Namespace(container=settings, wheelhouse=folder, lock=LOCK, definition=definition)
-    )
+    return image.build_arguments(settings, ROOT / "containers/train.def", LOCK, folder)
 
 
 @pytest.fixture

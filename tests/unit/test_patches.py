@@ -11,8 +11,7 @@ from snakemake.scheduling.job_scheduler import JobRateLimiter, JobScheduler
 from snakemake.settings.types import MaxJobsPerTimespan
 
 from helpers.common import ROOT
-from shardlab.patches import snakemake_scheduler
-from shardlab.patches.reviewed import PATCHES
+from shardlab.patches import REVIEWED, snakemake_core
 
 PACKAGE = ROOT / "scripts/shardlab/patches"
 
@@ -23,38 +22,28 @@ def pinned():
     return dict(re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE))
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
-def test_a_patch_was_reviewed_for_the_version_that_is_used(patch):
-    versions = {
-        "installed": importlib.metadata.version(patch.package).partition("+")[0],
-        "pinned in envs/": pinned()[patch.package],
-    }
-    for where, version in versions.items():
-        assert version == patch.version, (
-            f"{patch.package} {version} is {where}, but {patch.name} was reviewed for {patch.version}: {patch.reason} "
-            f"({', '.join(patch.issues) or 'no upstream issue known'}); review it: if {patch.ends}, remove the patch, "
-            "else write the new version into scripts/shardlab/patches/reviewed.py."
-        )
+@pytest.mark.parametrize("package", REVIEWED)
+def test_patches_were_reviewed_for_the_version_that_is_used(package):
+    versions = {importlib.metadata.version(package).partition("+")[0], pinned()[package]}
+    assert versions == {REVIEWED[package]}, (
+        f"review the patches of {package} in scripts/shardlab/patches: remove what its new version does by itself, and "
+        "write that version into __init__.py"
+    )
 
 
-def test_each_patch_has_its_function_and_each_file_its_patches():
-    names = [patch.name for patch in PATCHES]
-    assert sorted(set(names)) == sorted(names)
-    files = {name.partition(".")[0] for name in names}
-    assert files == {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "reviewed"}
-    for name in names:
-        file, _, function = name.partition(".")
-        assert re.search(rf"^(def|class) {function}\b", (PACKAGE / f"{file}.py").read_text(), re.MULTILINE), name
+def test_each_file_is_of_a_project_that_was_reviewed():
+    projects = {path.stem.partition("_")[0] for path in PACKAGE.glob("[!_]*.py")}
+    assert projects == {package.partition("-")[0] for package in REVIEWED}
 
 
 def test_one_look_at_the_ready_jobs_at_a_time(monkeypatch):
     """The patched scheduler: a timer only where the rate limit held jobs back, and one."""
     for name in ("get_free_jobs", "register_jobs"):
         monkeypatch.setattr(JobRateLimiter, name, getattr(JobRateLimiter, name))
-    monkeypatch.setattr(JobScheduler, snakemake_scheduler.METHOD, getattr(JobScheduler, snakemake_scheduler.METHOD))
-    snakemake_scheduler.install()
-    look_again = getattr(JobScheduler, snakemake_scheduler.METHOD)
-    assert look_again is snakemake_scheduler.once
+    monkeypatch.setattr(JobScheduler, snakemake_core.METHOD, getattr(JobScheduler, snakemake_core.METHOD))
+    snakemake_core.look_again_once()
+    look_again = getattr(JobScheduler, snakemake_core.METHOD)
+    assert look_again is snakemake_core.once
     looks, ready = threading.Semaphore(0), ["a job"]
     limiter = JobRateLimiter(MaxJobsPerTimespan(5, "100ms"))
     dag = SimpleNamespace(ready_jobs=[])
@@ -79,5 +68,5 @@ def test_one_look_at_the_ready_jobs_at_a_time(monkeypatch):
     ready.clear()
     look_again(scheduler, 0.05)
     assert looks.acquire(timeout=60), "something else is waited for"
-    monkeypatch.delattr(JobScheduler, snakemake_scheduler.METHOD)
-    snakemake_scheduler.install()
+    monkeypatch.delattr(JobScheduler, snakemake_core.METHOD)
+    snakemake_core.look_again_once()

@@ -54,7 +54,7 @@ def test_every_program_explains_itself(monkeypatch, capsys, name):
         ("status --config {bad", ".", "error: --config is not JSON ("),
         ("launch train --settings nope/run.json", ".", "name the file that a call of Snakemake wrote for this run"),
         ("pack --nodes 0", ".", "--nodes: 0 is too small or no number; write 1 or more"),
-        ("watch --every inf", ".", "--every: inf is too small or no number; write 0.1 or more"),
+        ("status --every inf", ".", "--every: inf is too small or no number; write 0.1 or more"),
         ("summarize --tolerance nan", ".", "--tolerance: nan is too small or no number; write 0.0 or more"),
     ],
 )

@@ -15,10 +15,8 @@ MAY_IMPORT = {
     "data": {"ground", "settings"},
     "records": {"ground", "settings"},
     "report": {"ground", "settings", "records"},
-    "course": {"ground", "settings", "records", "report"},
     "runs": {"ground", "patches", "settings", "data", "records"},
     "workflow": {"ground", "patches", "settings", "records", "runs"},
-    "docs_generator": {"ground", "settings"},
     "models": {"ground", "patches", "settings"},
     "runtime": {"ground", "patches", "settings", "data", "models", "runs"},
     "parallel": {"ground", "patches", "settings", "models", "runtime"},
@@ -32,14 +30,11 @@ MAY_IMPORT = {
 MAY_IMPORT["proof"] = {*MAY_IMPORT["train"], "train"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 """Room: the rooms below it. Ground is what lies in no room: errors, files, schema."""
-NO_TORCH = (
-    *("ground", "patches", "settings", "data", "records", "report", "runs"),
-    *("course", "workflow", "docs_generator"),
-)
+NO_TORCH = ("ground", "patches", "settings", "data", "records", "report", "runs", "workflow")
 
 
 LOGIN = ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]
-LOGIN += ["report", "watch", "status", "lesson"]
+LOGIN += ["report", "status"]
 """Programs of the login node."""
 
 

@@ -1,12 +1,25 @@
-"""status.py describes the state of a run, and changes nothing."""
+"""The state of a run, and a table of all; looking changes nothing."""
 
 import fcntl
+import io
+import json
 import shutil
 
+import pytest
+from rich.console import Console
+
 from helpers.common import save_initial, tiny_run
+from helpers.reports import STEP, finished
+from shardlab.cli import status
 from shardlab.records import manifest
-from shardlab.runs.run_status import next_action
+from shardlab.records.reports import Attempt
+from shardlab.runs.attempts import Attempts
+from shardlab.runs.run_status import next_action, queue, status_of
+from shardlab.runs.slurm_reattach import name_of
 from shardlab.train import loop
+
+RUN = tiny_run("mlp", "ddp")
+BEGUN = {"kind": "attempt", "step": 0, "steps": 9}
 
 
 def test_what_is_there_of_a_run(tiny_data, tmp_path):
@@ -36,3 +49,97 @@ def test_what_is_there_of_a_run(tiny_data, tmp_path):
     assert "step-00000004/manifest.json" in said()
     shutil.rmtree(folder / "checkpoints")
     assert said() == "from its first step: no checkpoint; never begun"
+
+
+def under_way(results, *whys, steps=3):
+    """Write a run whose attempts ended for these reasons (None: still running); return its folder."""
+    folder = results / "ddp/mlp"
+    records = [BEGUN, *(STEP | {"step": step, "seconds": 2.0} for step in range(steps))]
+    made = [
+        Attempt(number=number, call="c", began="b", ended=why and "e", host="here", slurm_job_id=None, why=why or "")
+        for number, why in enumerate(whys, 1)
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "attempts.json").write_text(Attempts(numbers="n", attempts=made).model_dump_json())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("whys", "state", "why"),
+    [
+        ((None,), "stopped", "died without reporting"),
+        (("stopped: SIGTERM",), "stopped", "stopped: SIGTERM"),
+        (("error: rank 1 failed",), "failed", "error: rank 1 failed"),
+    ],
+)
+def test_a_run_that_is_not_trained_now(tmp_path, whys, state, why):
+    found = status_of(RUN, under_way(tmp_path, *whys), {})
+    assert (found.state, found.why, found.step, found.steps, found.seconds_left) == (state, why, 3, 9, None)
+
+
+def test_a_run_whose_job_waits_and_why(tmp_path, monkeypatch):
+    """The queue is asked once for all runs."""
+    name = name_of(tmp_path)
+    answers = [
+        "7|QOSMaxGRESPerUser|rule_train_wildcards_ddp_mlp",
+        "8|None|rule_train_wildcards_fsdp_tp_mlp",
+        "9|Priority|rule_evaluate_wildcards_single_mlp",
+    ]
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text(f"#!/bin/sh\necho \"$*\" >> {tmp_path}/asked\nprintf '%s\\n' '{chr(10).join(answers)}'\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(squeue.parent), prepend=":")
+    queued = queue(tmp_path)
+    assert queued == {"ddp/mlp": "job 7 waits: QOSMaxGRESPerUser", "fsdp_tp/mlp": "job 8"}
+    (asked,) = (tmp_path / "asked").read_text().splitlines()
+    assert asked == f"--me --noheader --states=PENDING --name={name} --format=%i|%r|%k"
+    found = status_of(RUN, tmp_path / "ddp/mlp", queued)
+    assert (found.state, found.where) == ("queued", "job 7 waits: QOSMaxGRESPerUser")
+    action = next_action(RUN, tmp_path / "ddp/mlp", queued)
+    assert action == "job 7 waits: QOSMaxGRESPerUser; the next call follows it"
+
+
+def test_a_run_that_is_trained_now(tmp_path):
+    folder = under_way(tmp_path, None)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = status_of(RUN, folder, {})
+        assert (found.state, found.where, found.seconds_left, found.samples_per_second) == ("running", "here", 12, 2.5)
+        under_way(tmp_path, "lost: killed", None)
+        assert status_of(RUN, folder, {}).state == "resumed"
+
+
+def test_runs_that_are_done_or_of_other_settings_or_not_begun(tmp_path):
+    finished(tmp_path, RUN)
+    assert status_of(RUN, tmp_path / "ddp/mlp", {}).state == "done"
+    other = status_of(RUN.model_copy(update={"seed": 7}), tmp_path / "ddp/mlp", {})
+    assert (other.state, other.why) == ("stale", "a different seed")
+    assert status_of(RUN, tmp_path / "single/mlp", {}).state == "waiting"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_table_of_all_runs_is_updated_until_ctrl_c_or_printed_once(tmp_path, monkeypatch, terminal):
+    """In 80 columns; those first that need a look."""
+    under_way(tmp_path, "error: boom")
+    updates = iter([lambda: under_way(tmp_path, "error: boom", steps=5)])
+
+    def wait(_):
+        if update := next(updates, None):
+            update()
+        else:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status.time, "sleep", wait)
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=terminal, width=80, height=24, color_system=None)
+    runs = [tiny_run("mlp"), RUN]
+    places = [(run, tmp_path / run.strategy / "mlp") for run in runs]
+    status.show(console, lambda: status.table([status_of(*place, {}) for place in places]), 0.1)
+    seen = screen.getvalue()
+    rows = [" ".join(line.split()) for line in seen.splitlines()]
+    assert "2 runs: 1 failed, 1 waiting" in rows[0]
+    assert rows[2:4] == ["ddp/mlp failed 3/9 1.0000 2.5 error: boom", "single/mlp waiting"]
+    assert ("ddp/mlp failed 5/9" in " ".join(rows)) == terminal
+    assert ("\x1b" in seen) == terminal

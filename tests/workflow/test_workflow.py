@@ -59,7 +59,7 @@ def test_each_run_is_evaluated_by_its_own_weights(called):
 
 def test_each_run_s_weights_are_compared_with_those_of_its_workload_s_single(called):
     words = r"--weights results/(\S+)/model.safetensors --single results/single/(\S+)/model.safetensors --initial "
-    words = rf"shardlab launch compare --settings results/(\S+)/run.json +{words}results/init/(\S+).safetensors"
+    words = rf"shardlab launch compare --settings results/(\S+)/run.json --image= {words}results/init/(\S+).safetensors"
     runs = [f"{strategy}/{workload}" for strategy in ("ddp", "fsdp") for workload in ("mlp", "mnist")]
     expected = sorted((run, run, *[run.partition("/")[2]] * 2) for run in runs)
     assert sorted(re.findall(words, called[1]["compare"][1])) == expected
@@ -92,11 +92,10 @@ def test_no_rule_needs_a_certain_workload_or_strategy(tree):
 
 
 def test_every_value_in_the_lines_of_rules_is_quoted():
-    """The lines are those after `shell`; the braces in f-strings are doubled."""
-    files = [ROOT / "Snakefile", *(ROOT / "workflow/rules").glob("*.smk")]
-    lines = [
-        block for path in files for block in re.findall(r"^ +shell[:(]\n((?: +f?\".*\n)+)", path.read_text(), re.M)
-    ]
+    """The lines are those after `shell` or `launch`; the braces in f-strings are doubled."""
+    texts = [path.read_text() for path in (ROOT / "Snakefile", *(ROOT / "workflow/rules").glob("*.smk"))]
+    lines = [block for text in texts for block in re.findall(r"^ +shell[:(]\n((?: +f?\".*\n)+)", text, re.M)]
+    lines += [block for text in texts for block in re.findall(r"^ +launch\((.*?)\)\n", text, re.M | re.S)]
     lines += re.findall(r"WRITE_SETTINGS = \((.*?)^\)", (ROOT / "workflow/rules/common.smk").read_text(), re.M | re.S)
     assert len(lines) > 20
     for block in lines:

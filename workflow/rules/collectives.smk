@@ -11,11 +11,7 @@ rule collectives:
         environment("train")
     resources:
         **REQUESTS.of_the_configuration("collectives"),
-    params:
-        image=in_image,
     message:
         f"Measuring the collectives at site {CONFIG.site}"
     shell:
-        f"{SHARDLAB} launch"
-        " collectives --settings {input.settings:q} {params.image:q}"
-        " --output {output:q} > {log:q} 2>&1"
+        launch("collectives --output {output:q}")

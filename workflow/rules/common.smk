@@ -37,9 +37,11 @@ WRITE_SETTINGS = (
 )
 
 
-def in_image(wildcards, input):
-    """Return `shardlab launch`'s option for the image; a function of the input, so that it triggers nothing."""
-    return [f"--image={path}" for path in IMAGE]
+def launch(words):
+    """Return the shell command of a rule that starts a stage, with these options, where the site says."""
+    inputs = "--settings {input.settings:q} --image={input.image:q}"
+    stage, _, options = words.partition(" ")
+    return f"{SHARDLAB} launch {stage} {inputs} {options} > {{log:q}} 2>&1"
 
 
 def sorted_json(settings):

@@ -17,14 +17,12 @@ rule capture:
     threads: REQUESTS.threads("capture")
     resources:
         **REQUESTS.of_a_run("capture", like="train"),
-    params:
-        image=in_image,
     message:
         "Capturing the first steps of {wildcards.workload} under {wildcards.strategy}"
     shell:
-        f"{SHARDLAB} launch"
-        ' capture --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
-        " --weights {input.weights:q} --output {output:q} > {log:q} 2>&1"
+        launch(
+            'capture --data "$(dirname {input.data[0]:q})" --weights {input.weights:q} --output {output:q}'
+        )
 
 
 rule diagnose:
@@ -43,11 +41,10 @@ rule diagnose:
         environment("train")
     resources:
         **REQUESTS.of_a_run("diagnose", like="evaluate"),
-    params:
-        image=in_image,
     message:
         "Comparing the first steps of {wildcards.workload} under {wildcards.strategy} with single"
     shell:
-        f"{SHARDLAB} launch"
-        ' diagnose --settings {input.settings:q} --like {input.like:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
-        " --weights {input.weights:q} --other {input.capture:q} --output {output:q} > {log:q} 2>&1"
+        launch(
+            'diagnose --like {input.like:q} --data "$(dirname {input.data[0]:q})" '
+            "--weights {input.weights:q} --other {input.capture:q} --output {output:q}"
+        )

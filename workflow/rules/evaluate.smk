@@ -18,16 +18,14 @@ rule evaluate:
     threads: REQUESTS.threads("evaluate")
     resources:
         **REQUESTS.of_a_run("evaluate"),
-    params:
-        image=in_image,
     message:
         "Evaluating {wildcards.workload} trained under {wildcards.strategy}"
     shell:
-        f"{SHARDLAB} launch"
-        ' evaluate --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
-        " --weights results/{wildcards.strategy:q}/{wildcards.workload:q}/model.safetensors"
-        " --initial {input.initial:q} --output {output:q}"
-        " > {log:q} 2>&1"
+        launch(
+            'evaluate --data "$(dirname {input.data[0]:q})" '
+            "--weights results/{wildcards.strategy:q}/{wildcards.workload:q}/model.safetensors "
+            "--initial {input.initial:q} --output {output:q}"
+        )
 
 
 # A job of its own: a `single` that fails or takes long must not keep the test losses of the others.
@@ -46,13 +44,11 @@ rule compare:
         environment("train")
     resources:
         **REQUESTS.of_a_run("compare", like="evaluate"),
-    params:
-        image=in_image,
     message:
         "Comparing the weights of {wildcards.workload} trained under {wildcards.strategy} with those of single"
     shell:
-        f"{SHARDLAB} launch"
-        " compare --settings {input.settings:q} {params.image:q}"
-        " --weights results/{wildcards.strategy:q}/{wildcards.workload:q}/model.safetensors"
-        " --single results/single/{wildcards.workload:q}/model.safetensors"
-        " --initial {input.initial:q} --output {output:q} > {log:q} 2>&1"
+        launch(
+            "compare --weights results/{wildcards.strategy:q}/{wildcards.workload:q}/model.safetensors "
+            "--single results/single/{wildcards.workload:q}/model.safetensors --initial {input.initial:q} "
+            "--output {output:q}"
+        )

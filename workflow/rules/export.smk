@@ -15,13 +15,12 @@ rule export:
     resources:
         **REQUESTS.of_a_run("export", like="evaluate"),
     params:
-        image=in_image,
         weights=lambda wildcards, input: str(
             Path(input.settings).with_name("model.safetensors")
         ),
     message:
         "Exporting {wildcards.workload} trained under {wildcards.strategy}"
     shell:
-        f"{SHARDLAB} launch"
-        ' export --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
-        " --weights {params.weights:q} --output {output:q} > {log:q} 2>&1"
+        launch(
+            'export --data "$(dirname {input.data[0]:q})" --weights {params.weights:q} --output {output:q}'
+        )

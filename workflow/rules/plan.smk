@@ -18,13 +18,12 @@ rule plan:
         **REQUESTS.of_one_device("plan"),
     params:
         config=CONFIG_JSON,
-        image=in_image,
     message:
         "Planning all runs"
     shell:
-        f"{SHARDLAB} launch"
-        " plan --settings {input.settings:q} {params.image:q} --config {params.config:q}"
-        " --results {output.plans:q} --table {output.table:q} > {log:q} 2>&1"
+        launch(
+            "plan --config {params.config:q} --results {output.plans:q} --table {output.table:q}"
+        )
 
 
 rule plan_run:
@@ -45,10 +44,9 @@ rule plan_run:
         # Triggers planning again; other figures of the site's hardware do not.
         identity=CALL.identity_of,
         config=lambda wildcards, input: CONFIG.without_sweep.model_dump_json(),
-        image=in_image,
     message:
         "Planning {wildcards.workload} under {wildcards.strategy}"
     shell:
-        f"{SHARDLAB} launch"
-        " plan --settings {input.settings:q} {params.image:q} --config {params.config:q}"
-        " --strategy {wildcards.strategy:q} --workload {wildcards.workload:q} > {log:q} 2>&1"
+        launch(
+            "plan --config {params.config:q} --strategy {wildcards.strategy:q} --workload {wildcards.workload:q}"
+        )

@@ -63,14 +63,10 @@ rule preflight_nodes:
         environment("train")
     resources:
         **REQUESTS.of_the_configuration("preflight"),
-    params:
-        image=in_image,
     message:
         "Looking at the nodes"
     shell:
-        f"{SHARDLAB} launch"
-        " preflight_nodes --settings {input.settings:q} {params.image:q}"
-        " --output {output:q} > {log:q} 2>&1"
+        launch("preflight_nodes --output {output:q}")
 
 
 rule preflight_ranks:
@@ -87,14 +83,10 @@ rule preflight_ranks:
         environment("train")
     resources:
         **REQUESTS.of_the_configuration("preflight"),
-    params:
-        image=in_image,
     message:
         "Trying the collectives over all ranks"
     shell:
-        f"{SHARDLAB} launch"
-        " preflight_ranks --settings {input.settings:q} {params.image:q}"
-        " --output {output:q} > {log:q} 2>&1"
+        launch("preflight_ranks --output {output:q}")
 
 
 rule preflight:

@@ -84,14 +84,10 @@ rule prove:
         environment("train")
     resources:
         **REQUESTS.of_a_run("prove", like="init"),
-    params:
-        image=in_image,
     message:
         "Proving on a tiny model which strategies train {wildcards.workload} as one process does"
     shell:
-        f"{SHARDLAB} launch"
-        " prove --settings {input.settings:q} {params.image:q} --strategies {input.strategies:q}"
-        " --output {output:q} > {log:q} 2>&1"
+        launch("prove --strategies {input.strategies:q} --output {output:q}")
 
 
 # Initial weights, and their test loss before any training.
@@ -112,7 +108,6 @@ rule init:
     resources:
         **REQUESTS.of_a_run("init"),
     params:
-        image=in_image,
         # As a function of the input it does not draw the weights again when the strategies change.
         strategies=lambda wildcards, input: CALL.strategies_of(
             wildcards.workload, input.proofs
@@ -120,9 +115,10 @@ rule init:
     message:
         "Drawing and evaluating the initial weights of {wildcards.workload}"
     shell:
-        f"{SHARDLAB} launch"
-        ' init --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
-        " --output {output.weights:q} --report {output.report:q} --strategies {params.strategies:q} > {log:q} 2>&1"
+        launch(
+            'init --data "$(dirname {input.data[0]:q})" --output {output.weights:q} --report {output.report:q} '
+            "--strategies {params.strategies:q}"
+        )
 
 
 rule train:
@@ -142,16 +138,15 @@ rule train:
     resources:
         **REQUESTS.of_a_run("train"),
     params:
-        image=in_image,
         # As a function of the input it does not trigger retraining.
         options=lambda wildcards, input: CONFIG.train_options,
     message:
         "Training {wildcards.workload} under {wildcards.strategy}"
     shell:
-        f"{SHARDLAB} launch"
-        " train --settings {input.settings:q} {params.image:q}"
-        ' --data "$(dirname {input.data[0]:q})" --weights {input.weights:q} --output results/{wildcards.strategy:q}/{wildcards.workload:q}'
-        " --done {output:q} {params.options:q} > {log:q} 2>&1"
+        launch(
+            'train --data "$(dirname {input.data[0]:q})" --weights {input.weights:q} '
+            "--output results/{wildcards.strategy:q}/{wildcards.workload:q} --done {output:q} {params.options:q}"
+        )
 
 
 rule noise_floor:
@@ -170,12 +165,12 @@ rule noise_floor:
     resources:
         **REQUESTS.of_a_run("noise_floor"),
     params:
-        image=in_image,
         draws=CONFIG.noise_floor_runs,
     message:
         "Training {params.draws} twins of single x {wildcards.workload}"
     shell:
-        f"{SHARDLAB} launch"
-        ' noise_floor --settings {input.settings:q} {params.image:q} --data "$(dirname {input.data[0]:q})"'
-        " --weights {input.weights:q} --single results/single/{wildcards.workload:q}/model.safetensors"
-        " --draws {params.draws:q} --output {output:q} > {log:q} 2>&1"
+        launch(
+            'noise_floor --data "$(dirname {input.data[0]:q})" --weights {input.weights:q} '
+            "--single results/single/{wildcards.workload:q}/model.safetensors --draws {params.draws:q} "
+            "--output {output:q}"
+        )

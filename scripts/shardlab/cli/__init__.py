@@ -1,10 +1,11 @@
-"""The command ``shardlab``: a module per verb, whose ``main`` reads its arguments from ``sys.argv``."""
+"""The command ``shardlab``: a module per verb, whose ``main`` has its options as parameters (see ``program``)."""
 
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, get_args, get_origin
 
 from shardlab.errors import run_program, run_verb, unknown
 from shardlab.files import COMMAND, ROOT
@@ -19,15 +20,10 @@ VERBS = {
         "plan": "predict memory, traffic and time of runs, without training",
     },
     "During and after it": {
-        "status": "print the state of each run, and what happens next",
-        "watch": "watch all runs until q",
+        "status": "print the state of each run, and what happens next; or watch all",
         "summarize": "compare all runs: the table and the verdict",
         "report": "draw the report of all runs",
         "bill": "sum up what jobs requested and used",
-        "diagnose": "find where two trainings first differ, and why",
-    },
-    "In the course": {
-        "lesson": "check what you did in a lesson of docs/course.md",
     },
     "Stages, which the rules call": {
         "launch": "start a stage as the site requires: job, image, ranks",
@@ -36,12 +32,12 @@ VERBS = {
         "prove": "prove which strategies may train a workload, tiny",
         "init": "draw a workload's initial weights",
         "train": "train one run (one rank)",
-        "train_script": "train one run with a script (one rank)",
-        "accept_script": "check what a script left, and report it",
+        "train_script": "train one run with a script (one rank); check what it left",
         "evaluate": "compute the test loss of weights",
         "noise_floor": "train twins of single: the noise of rounding",
         "compare": "compare a run's final weights with those of single",
         "capture": "write what the first steps of a run read and computed",
+        "diagnose": "find where a capture first differs from single, and why",
         "export": "export weights as a transformers model",
         "collectives": "measure the collectives over all ranks",
         "wheelhouse": "collect the wheels of the image",
@@ -51,6 +47,81 @@ VERBS = {
     },
 }
 """Groups of verbs, in the order in which people meet them: what each does."""
+WIDTH = 78
+"""Of the text of a verb's help, in characters."""
+
+
+OPTIONS = {
+    "attempt": "number of this attempt at the run",
+    "commit": "commit of the working tree, for train.json",
+    "data": "folder of the prepared data set",
+    "image": "report of the image that this runs in, for train.json",
+    "initial": "the weights that the training started from, or their report",
+    "lock": "pinned requirements",
+    "output": "file or folder to write",
+    "settings": "run.json of the run, or site.json",
+    "single": "final weights of `single`",
+    "strategy": "an entry of config/strategies.yaml",
+    "weights": "safetensors file: initial weights, or those to look at",
+    "workload": "a file in config/workloads",
+}
+"""What is said of options of this name, unless a verb says something else."""
+
+
+def program(main: Callable[..., int | None]) -> Callable[[], int | None]:
+    """Return a program that calls ``main`` with what ``sys.argv`` has for its parameters.
+
+    Each is an option, required without a default; a positional one is an argument. A string in its ``Annotated`` type
+    is its help, a function what parses it. ``config`` and ``results`` are those of `settings/load.py`. The help of the
+    verb is the docstring of its module.
+    """
+
+    def start() -> int | None:
+        import inspect  # not before: `shardlab launch` has to start at once
+        import textwrap
+
+        about = [textwrap.fill(text, WIDTH) for text in str(sys.modules[main.__module__].__doc__).split("\n\n")]
+        parser = argparse.ArgumentParser(
+            description="\n\n".join(about), formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        parameters = inspect.signature(main).parameters.values()
+        for parameter in parameters:
+            _add(parser, parameter)
+        given = vars(parser.parse_args())
+        words: list[Any] = []
+        for each in parameters:
+            if each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL):
+                value = given.pop(each.name)
+                words += value if each.kind == each.VAR_POSITIONAL else [value]
+        return main(*words, **given)
+
+    return start
+
+
+def _add(parser: argparse.ArgumentParser, parameter: Any) -> None:
+    """Add what a parameter of ``main`` is."""
+    name, required = parameter.name, parameter.default is parameter.empty
+    if name == "config" or (name == "results" and required):
+        from shardlab.settings import load
+
+        (load.add_config_argument if name == "config" else load.add_results_argument)(parser)
+        return
+    metadata = getattr(parameter.annotation, "__metadata__", ())
+    kind = parameter.annotation.__origin__ if metadata else parameter.annotation
+    several = get_origin(kind) is Sequence
+    kind = next(iter(get_args(kind)), kind)  # of an optional, or of the items of a list
+    options: dict[str, Any] = {"type": getattr(kind, "model_validate_json", kind), "help": OPTIONS.get(name)}
+    for each in metadata:
+        options["help" if isinstance(each, str) else "type"] = each
+    if kind is bool:
+        options = {"action": "store_true", "help": options["help"]}
+    if several or parameter.kind == parameter.VAR_POSITIONAL:
+        options["nargs"] = "*"
+    if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+        parser.add_argument(name, **options)
+    else:
+        default = None if required else parameter.default
+        parser.add_argument(f"--{name.replace('_', '-')}", required=required, default=default, **options)
 
 
 def main() -> None:

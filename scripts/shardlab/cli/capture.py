@@ -3,10 +3,10 @@ for a diagnosis; `shardlab launch` starts it on each rank. Of a script, it copie
 what its training wrote.
 """
 
-import argparse
 import json
 from pathlib import Path
 
+from shardlab.cli import program
 from shardlab.files import write_text
 from shardlab.records import metrics
 from shardlab.records.script_lines import parse
@@ -15,24 +15,19 @@ from shardlab.runtime import distributed
 from shardlab.settings.types import read_run
 
 
-def main() -> None:
+@program
+def main(settings: Path, data: Path, weights: Path, output: Path) -> None:
     """Read the frozen settings, take the steps, write the capture."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
-    parser.add_argument("--weights", type=Path, required=True, help="initial weights")
-    parser.add_argument("--output", type=Path, required=True, help="folder to write")
-    args = parser.parse_args()
-    from shardlab.train.capture import capture, settings  # imports take seconds
+    from shardlab.train import capture  # imports take seconds
 
-    run = read_run(args.settings)
+    run = read_run(settings)
     if run.script:
-        script_place.copy_dumps(args.settings.parent, args.output, run.script)
-        _add_reported(args.settings.parent / script_place.OUTPUT / metrics.NAME, args.output)
+        script_place.copy_dumps(settings.parent, output, run.script)
+        _add_reported(settings.parent / script_place.OUTPUT / metrics.NAME, output)
         return
-    run = settings(run)
+    run = capture.settings(run)
     distributed.start(run.site, run.site.hang_seconds)
-    capture(run, args.data, args.weights, args.output)
+    capture.capture(run, data, weights, output)
     distributed.finish()
 
 

@@ -6,12 +6,13 @@ alone, no weights. Prints a line per strategy: equal, refused (and why), differs
 (which parameter, by how much) or failed; status 1 if one differs or failed.
 """
 
-import argparse
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from shardlab.cli import program
 from shardlab.data import hub_download
 from shardlab.errors import UserError
 from shardlab.settings import load, pretrained
@@ -21,16 +22,17 @@ if TYPE_CHECKING:
     from shardlab.proof.prove import Proof
 
 
-def main() -> int:
+@program
+def main(
+    model: Annotated[str, "hf:owner/name of the hub, or a folder with config.json"],
+    /,
+    revision: Annotated[str, "commit or branch of the hub's repository"] = "main",
+    strategies: Annotated[Sequence[str], "default: all but ZeRO and scripts"] = (),
+) -> int:
     """Prove and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="hf:owner/name of the hub, or a folder with config.json")
-    parser.add_argument("--revision", default="main", help="commit or branch of the hub's repository")
-    parser.add_argument("--strategies", nargs="+", default=[], metavar="NAME", help="default: all but ZeRO and scripts")
-    args = parser.parse_args()
-    names = provable(args.strategies)
+    names = provable(strategies)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = config_folder(args.model, args.revision, Path(scratch) / "hub")
+        folder = config_folder(model, revision, Path(scratch) / "hub")
         try:
             proofs = proven(folder, names, Path(scratch) / "tiny")
         except Exception as error:
@@ -39,12 +41,12 @@ def main() -> int:
                 line = (said.strip().splitlines() or ["no reason"])[0]
                 said = f"it cannot be proven at tiny sizes ({type(error).__name__}: {line}); ddp and fsdp may train it."
             # In the words of the caller, who has never seen the folders here.
-            said = re.sub(rf"(hf:)?{re.escape(scratch)}/\w+", lambda _: args.model, said)
-            raise UserError(said if str(folder) in said else f"{args.model}: {said}") from error
+            said = re.sub(rf"(hf:)?{re.escape(scratch)}/\w+", lambda _: model, said)
+            raise UserError(said if str(folder) in said else f"{model}: {said}") from error
     return int(any(proof.verdict in ("differs", "failed") for proof in proofs))
 
 
-def provable(names: list[str]) -> list[str]:
+def provable(names: Sequence[str]) -> list[str]:
     """Return the strategies to prove: these, or without a name all that can be.
 
     Raises:
@@ -58,7 +60,7 @@ def provable(names: list[str]) -> list[str]:
             raise UserError(f"--strategies: {name} is {kind}, and only PyTorch's strategies are proven; leave it out.")
     if not (names or every):
         raise UserError("config/strategies.yaml has only ZeRO and scripts, which are not proven; add a strategy.")
-    return names or every
+    return [*(names or every)]
 
 
 def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":

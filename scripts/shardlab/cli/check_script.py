@@ -7,57 +7,53 @@ and their losses and weights are compared. Prints a line per rule; status 1 if
 one is not kept.
 """
 
-import argparse
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated
 
-from shardlab.cli import at_least
+from shardlab.cli import at_least, program
 from shardlab.errors import UserError
-from shardlab.files import write_json
+from shardlab.files import COMMAND, write_json
 from shardlab.records import metrics
 from shardlab.records.script_lines import DUMPS, Line, Lines, has_dumps
 from shardlab.runs import script_place
-from shardlab.settings import load, resolve
+from shardlab.settings import resolve
+from shardlab.settings.config import Config
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run, sealed
 
 SECONDS = 600
 """After which ranks are taken to wait for one another for ever."""
-POLL = 0.05
-"""Seconds between two looks at the ranks."""
-TAIL = 3
-"""Last lines of a rank's output that are shown if it fails."""
 
 
-def main() -> int:
+@program
+def main(
+    script: Annotated[Path, "the program that trains"],
+    /,
+    workload: str,
+    config: Config,
+    ranks: Annotated[int, at_least(1), "ranks of this machine (default: 2)"] = 2,
+    steps: Annotated[int, at_least(1), "steps (default: 3)"] = 3,
+) -> int:
     """Run the script and `single`, print what is kept; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("script", type=Path, help="the program that trains")
-    parser.add_argument("--workload", required=True, help="a file in config/workloads")
-    load.add_config_argument(parser)
-    parser.add_argument("--ranks", type=at_least(1), default=2, help="ranks of this machine (default: 2)")
-    parser.add_argument("--steps", type=at_least(1), default=3, help="steps (default: 3)")
-    args = parser.parse_args()
-    run = resolve.run(args.config, "single", args.workload)
+    run = resolve.run(config, "single", workload)
     data = Path("data/prepared") / run.data.name
-    weights = Path("results/init") / f"{resolve.weights_of(args.workload)}.safetensors"
-    if not args.script.is_file():
-        raise UserError(f"{args.script} does not exist; name the script from the project's root.")
+    weights = Path("results/init") / f"{resolve.weights_of(workload)}.safetensors"
+    if not script.is_file():
+        raise UserError(f"{script} does not exist; name the script from the project's root.")
     for path in (data / "train.safetensors", weights):
         if not path.exists():
             raise UserError(
                 f"{path} does not exist; make it with: snakemake --profile workflow/profiles/local -- "
-                f"results/single/{args.workload}.done"
+                f"results/single/{workload}.done"
             )
-    run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"max_steps": args.steps})})
+    run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"max_steps": steps})})
     with tempfile.TemporaryDirectory() as place:
         kept = True
-        for rule, broken in check(run, args.script, data, weights, Path(place), args.ranks):
+        for rule, broken in check(run, script, data, weights, Path(place), ranks):
             print(f"{'kept' if broken is None else 'BROKEN'}: {rule}" + (f": {broken}" if broken else ""), flush=True)
             kept &= broken is None
     return int(not kept)
@@ -98,40 +94,16 @@ def check(
 
 
 def _started(script: Path, options: list[str], ranks: int) -> str | None:
-    """Run a script on ranks of this machine as `shardlab launch` does; return what failed."""
-    from shardlab.runtime import one_node
-
-    one_node.stay_inside()
-    store = one_node.loopback_store()
-    common = os.environ | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": one_node.LOOPBACK}
-    common |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    words = [sys.executable] * (script.suffix == ".py") + [str(script.absolute()), *options]
-    with tempfile.TemporaryDirectory() as place:
-        logs = [(Path(place) / f"{rank}.log").open("w+") for rank in range(ranks)]
-        every = [
-            subprocess.Popen(
-                words, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=log, stderr=subprocess.STDOUT
-            )
-            for rank, log in enumerate(logs)
-        ]
+    """Run a script on ranks of this machine as `shardlab launch` does, with their output here; return what failed."""
+    torchrun = [sys.executable, str(COMMAND), "fork_torchrun", "--standalone", "--listen", f"--nproc-per-node={ranks}"]
+    torchrun += ["--no-python"] * (script.suffix != ".py")
+    with subprocess.Popen([*torchrun, "--", str(script.absolute()), *options]) as process:
         try:
-            end = time.monotonic() + SECONDS
-            while any(process.poll() is None for process in every) and not any(process.poll() for process in every):
-                if time.monotonic() > end:
-                    return f"it did not end within {SECONDS} seconds"
-                time.sleep(POLL)
-            for rank, process in enumerate(every):
-                if process.poll():
-                    logs[rank].seek(0)
-                    last = " / ".join(logs[rank].read().strip().splitlines()[-TAIL:])
-                    return f"rank {rank} ended with status {process.returncode}: {last or 'it printed nothing'}"
-        finally:
-            for process in every:
-                process.kill()
-                process.wait()
-            for log in logs:
-                log.close()
-    return None
+            status = process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            return f"it did not end within {SECONDS} seconds"
+    return f"torchrun ended with status {status}; see the output of the ranks above" if status else None
 
 
 def _sentence(look: Callable[[], object]) -> str | None:

@@ -1,38 +1,34 @@
 """Measure the collectives over all ranks of a site: correctness, latency and bandwidths by message size."""
 
-import argparse
 import csv
 import io
 from pathlib import Path
 
-from shardlab.cli import at_least
+from shardlab.cli import program
 from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.measure.collectives import COLLECTIVES, measure
 from shardlab.runtime import distributed
 from shardlab.settings.types import read_ranks
 
+SIZES = [1024 * 4**power for power in range(8)]
+"""Of messages, in bytes: 1 KiB to 16 MiB."""
+REPEATS = 20
+"""Of each, of which the median is reported."""
 
-def main() -> None:
+
+@program
+def main(settings: Path, output: Path) -> None:
     """Measure every collective at every size; rank 0 writes one row each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--settings", type=Path, required=True, help="site.json: the ranks to measure")
-    parser.add_argument("--output", type=Path, required=True, help="CSV file to write")
-    parser.add_argument("--largest", type=at_least(1), default=2**24, help="largest message in bytes (default: 16 MiB)")
-    parser.add_argument(
-        "--repeats", type=int, default=20, help="repetitions, of which the median is reported (default: 20)"
-    )
-    args = parser.parse_args()
-    run = read_ranks(args.settings)
+    run = read_ranks(settings)
     if run.world_size < 2:
-        raise UserError(f"{args.settings} has one rank; set nodes or ranks_per_node to measure collectives.")
+        raise UserError(f"{settings} has one rank; set nodes or ranks_per_node to measure collectives.")
     distributed.start(run.site)
     world = distributed.world(run)
-    sizes = [1024 * 4**power for power in range(12) if 1024 * 4**power <= args.largest] or [args.largest]
     rows = []
     for name in COLLECTIVES:
-        for size in sizes:
-            rows.append({"site": run.site_name, "nodes": run.nodes} | measure(world, name, size, args.repeats))
+        for size in SIZES:
+            rows.append({"site": run.site_name, "nodes": run.nodes} | measure(world, name, size, REPEATS))
             if world.is_rank0:
                 row = rows[-1]
                 print(f"{name:<15}{row['bytes']:>12} bytes {row['microseconds']:>12.1f} us", flush=True)
@@ -44,5 +40,5 @@ def main() -> None:
         table = csv.DictWriter(text, rows[0], lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
-        write_text(args.output, text.getvalue())
+        write_text(output, text.getvalue())
     distributed.finish()

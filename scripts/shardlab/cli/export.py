@@ -4,12 +4,12 @@ card; then verify it with the library.
 Example: snakemake --profile workflow/profiles/local results/export/fsdp/llama2
 """
 
-import argparse
 import shutil
 from pathlib import Path
 
 import torch
 
+from shardlab.cli import program
 from shardlab.errors import UserError
 from shardlab.files import sha256, sync, sync_all, write_text
 from shardlab.models import _transformers, export
@@ -24,23 +24,18 @@ LIBRARY = dict.fromkeys(CAUSAL, "text-generation") | {"summarization": "summariz
 """Task: its name on the hub; other tasks: image-classification."""
 
 
-def main() -> None:
+@program
+def main(settings: Path, data: Path, weights: Path, output: Path) -> None:
     """Write the folder, read it with transformers, compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
-    parser.add_argument("--weights", type=Path, required=True, help="model.safetensors of the run")
-    parser.add_argument("--output", type=Path, required=True, help="folder to write; an existing one is replaced")
-    args = parser.parse_args()
-    run = read_run(args.settings)
-    train = TrainReport.read(args.weights.with_name("train.json"), "train again")
-    test = TestReport.read(args.weights.with_name("test.json"), "evaluate again")
-    if not train.weights == test.weights == sha256(args.weights):
-        raise UserError(f"{args.weights} has changed since the training wrote it; train again with -f.")
-    new = args.output.with_name(f"{args.output.name}.new")
+    run = read_run(settings)
+    train = TrainReport.read(weights.with_name("train.json"), "train again")
+    test = TestReport.read(weights.with_name("test.json"), "evaluate again")
+    if not train.weights == test.weights == sha256(weights):
+        raise UserError(f"{weights} has changed since the training wrote it; train again with -f.")
+    new = output.with_name(f"{output.name}.new")
     shutil.rmtree(new, ignore_errors=True)
-    export.write(run, args.weights, args.data, new)
-    loss = opened(run, args.data, new)
+    export.write(run, weights, data, new)
+    loss = opened(run, data, new)
     if abs(loss - test.loss) > TOLERANCE * abs(test.loss):
         shutil.rmtree(new)
         raise UserError(
@@ -49,10 +44,10 @@ def main() -> None:
         )
     write_text(new / "README.md", card(run, train, test, loss))
     sync_all(new)
-    shutil.rmtree(args.output, ignore_errors=True)
-    new.replace(args.output)
-    sync(args.output.parent)
-    print(f"{args.output}: transformers opens it; test loss {loss:.8g}, in test.json {test.loss:.8g}.")
+    shutil.rmtree(output, ignore_errors=True)
+    new.replace(output)
+    sync(output.parent)
+    print(f"{output}: transformers opens it; test loss {loss:.8g}, in test.json {test.loss:.8g}.")
 
 
 def opened(run: Run, data: Path, folder: Path) -> float:

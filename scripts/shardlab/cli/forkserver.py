@@ -5,7 +5,6 @@ Snakemake's process starts it, with the listening socket as standard input; see
 shardlab/runs/forkserver.py.
 """
 
-import argparse
 import os
 import shutil
 import signal
@@ -13,30 +12,33 @@ import socket
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Annotated
 
+from shardlab.cli import program
 from shardlab.runs import forkserver, signals
 from shardlab.settings import code_fingerprint
 
 
-def main() -> None:
+@program
+def main(
+    folder: Annotated[Path, "folder of the socket, removed at the end"],
+    parent: Annotated[int, "process id of the parent, with which it ends"],
+    /,
+    *environment: Annotated[str, "variables that the modules are imported with"],
+) -> None:
     """Serve until Snakemake ends."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="folder of the socket, removed at the end")
-    parser.add_argument("parent", type=int, help="process id of the parent, with which it ends")
-    parser.add_argument("environment", nargs="*", help="variables that the modules are imported with")
-    args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    signals.die_with_parent(signal.SIGTERM, args.parent)
+    signals.die_with_parent(signal.SIGTERM, parent)
     signals.name("fork server")
     listener = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)
     server = os.getpid()
     try:
-        forkserver.serve(listener, prepare, {name: os.environ[name] for name in args.environment})
+        forkserver.serve(listener, prepare, {name: os.environ[name] for name in environment})
     finally:
         if os.getpid() == server:
-            shutil.rmtree(args.folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def prepare() -> None:

@@ -5,7 +5,6 @@ Ordinary users build with --fakeroot, unless container.build_flags says
 otherwise. APPTAINER_TMPDIR and APPTAINER_CACHEDIR set its working folders.
 """
 
-import argparse
 import json
 import os
 import re
@@ -13,13 +12,16 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+from shardlab.cli import program
 from shardlab.errors import UserError, remedy
 from shardlab.files import ROOT, read_json, sha256, write_json
-from shardlab.runs import container, debian
+from shardlab.runs import debian
+from shardlab.runs.container import require
 from shardlab.runs.images import ImageReport
-from shardlab.schema import check
 from shardlab.settings import torch_releases
 from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
@@ -27,50 +29,42 @@ from shardlab.settings.sites import Container
 ELSEWHERE = 'docs/cluster.md, "Where to build the image"'
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Names of architectures in an image's label, and those that Linux uses."""
-COMPRESSIONS = {"zstd": "-comp zstd -Xcompression-level 3", "gzip": "-comp gzip"}
+COMPRESSION = "-comp zstd -Xcompression-level 3"
+"""Of the image's file system."""
 
 
-def main() -> None:
+@program
+def main(
+    output: Path,
+    container: Annotated[Container, "the site's `container` settings (JSON)"],
+    definition: Path = ROOT / "containers/train.def",
+    lock: Path = ROOT / "envs/train.txt",
+    wheelhouse: Annotated[Path, "folder of wheels"] = ROOT / "containers/wheelhouse",
+    clear: Annotated[Sequence[str], "environment variables to remove before the build"] = (),
+) -> None:
     """Build or inspect the image, then write the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--container",
-        type=lambda text: check(Container, json.loads(text), "--container"),
-        default=Container(),
-        help="the site's `container` settings as JSON",
-    )
-    parser.add_argument("--definition", type=Path, default=ROOT / "containers/train.def")
-    parser.add_argument("--lock", type=Path, default=ROOT / "envs/train.txt", help="pinned requirements")
-    parser.add_argument("--wheelhouse", type=Path, default=ROOT / "containers/wheelhouse", help="folder of wheels")
-    parser.add_argument(
-        "--compression", choices=COMPRESSIONS, default="zstd", help="compression of the image's file system"
-    )
-    parser.add_argument("--clear", nargs="*", default=[], help="environment variables to remove before the build")
-    parser.add_argument("--output", type=Path, required=True, help="report to write; a built image is put next to it")
-    args = parser.parse_args()
-    command = args.container.command
-    container.require(args.container)
-    for name in args.clear:
+    require(container)
+    for name in clear:
         os.environ.pop(name, None)
-    if args.container.image and args.container.image_is == "name":
-        named = ImageReport(path=args.container.image, sha256=None, bytes=None, labels={})
-        write_json(args.output, named.model_dump(mode="json"))
+    if container.image and container.image_is == "name":
+        named = ImageReport(path=container.image, sha256=None, bytes=None, labels={})
+        write_json(output, named.model_dump(mode="json"))
         return
     facts: dict[str, str | float] = {}
     # Absolute, as srun's plugins take a file without a folder for the name of an image in a registry.
-    named_file = Path(args.container.image).absolute() if args.container.image else None
-    image = named_file or args.output.with_name(args.output.name.split(".")[0] + ".sif")
+    named_file = Path(container.image).absolute() if container.image else None
+    image = named_file or output.with_name(output.name.split(".")[0] + ".sif")
     if named_file is None:
         begin = time.monotonic()
-        build(args.container, image, args.definition, args.compression, build_arguments(args))
+        build(container, image, definition, build_arguments(container, definition, lock, wheelhouse))
         seconds = round(time.monotonic() - begin, 1)
-        facts = {"base": args.container.base, "compression": args.compression, "build_seconds": seconds}
+        facts = {"base": container.base, "compression": "zstd", "build_seconds": seconds}
     elif not image.is_file():
         raise UserError(
             f"the image {image} does not exist; set container.image in the site's file to an existing one, to one that "
             f"you built on another machine ({ELSEWHERE}), or, if this machine may build, to null."
         )
-    image_labels = {} if args.container.srun_options else labels(command, image)
+    image_labels = {} if container.srun_options else labels(container.command, image)
     report = ImageReport(
         path=str(image),
         sha256=sha256(image),
@@ -80,11 +74,11 @@ def main() -> None:
         **facts,
         **pytorch(image_labels),
     )
-    write_json(args.output, report.model_dump(mode="json"))
+    write_json(output, report.model_dump(mode="json"))
     print(f"{image}: {image.stat().st_size / 1e6:.0f} MB, sha256 {report.sha256}")
 
 
-def build(container: Container, image: Path, definition: Path, compression: str, values: dict[str, str]) -> None:
+def build(container: Container, image: Path, definition: Path, values: dict[str, str]) -> None:
     """Build under a temporary name, then rename.
 
     Raises:
@@ -94,7 +88,7 @@ def build(container: Container, image: Path, definition: Path, compression: str,
     arguments = [word for key, value in values.items() for word in ("--build-arg", f"{key}={value}")]
     # Root does not need it, and apptainer requires an entry in /etc/subuid, which fresh systems do not have.
     flags = ([] if os.geteuid() == 0 else ["--fakeroot"]) if container.build_flags is None else container.build_flags
-    words = [container.command, "build", "--force", *flags, "--mksquashfs-args", COMPRESSIONS[compression], *arguments]
+    words = [container.command, "build", "--force", *flags, "--mksquashfs-args", COMPRESSION, *arguments]
     # debootstrap is an administrator's program, whose folder is not on everybody's PATH.
     environment = os.environ | {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
     try:
@@ -109,23 +103,21 @@ def build(container: Container, image: Path, definition: Path, compression: str,
         temporary.unlink(missing_ok=True)
 
 
-def build_arguments(args: argparse.Namespace) -> dict[str, str]:
+def build_arguments(settings: Container, definition: Path, lock: Path, wheels: Path) -> dict[str, str]:
     """Return the values of the placeholders in the definition file.
 
     Raises:
         UserError: the wheels were collected for another Python than the base has, or were changed.
     """
-    settings = args.container
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     if settings.base == "debootstrap" and python != "3.11":
         raise UserError(
             f"base debootstrap is Debian 12 with Python 3.11, but the wheels are those of Python {python}; run "
             "Snakemake with Python 3.11, or set container.base to docker."
         )
-    check_wheels(args.wheelhouse, settings.base)
+    check_wheels(wheels, settings.base)
     mirror = settings.mirror or (debian.mirror() if settings.base == "debootstrap" else "none")
-    lock = args.lock.read_text(encoding="utf-8")
-    versions = dict(re.findall(r"^(deepspeed)==(\S+)", lock, flags=re.MULTILINE))
+    versions = dict(re.findall(r"^(deepspeed)==(\S+)", lock.read_text(encoding="utf-8"), flags=re.MULTILINE))
     describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     commit = (
         subprocess.run(describe, cwd=ROOT, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
@@ -138,13 +130,13 @@ def build_arguments(args: argparse.Namespace) -> dict[str, str]:
         "oldest_torch": torch_releases.OLDEST,
         "mirror": mirror,
         # Relative: %files of a definition does not support spaces in paths.
-        "wheelhouse": os.path.relpath(args.wheelhouse.resolve(), ROOT),
-        "lock": os.path.relpath(args.lock.resolve(), ROOT),
-        "scripts": os.path.relpath(args.definition.resolve().parent, ROOT),
+        "wheelhouse": os.path.relpath(wheels.resolve(), ROOT),
+        "lock": os.path.relpath(lock.resolve(), ROOT),
+        "scripts": os.path.relpath(definition.resolve().parent, ROOT),
         "commit": commit or "unknown",
-        "lock_sha256": sha256(args.lock),
-        "definition_sha256": sha256(args.definition),
-        "install_sha256": sha256(args.definition.with_name("install.sh")),
+        "lock_sha256": sha256(lock),
+        "definition_sha256": sha256(definition),
+        "install_sha256": sha256(definition.with_name("install.sh")),
     } | versions
 
 

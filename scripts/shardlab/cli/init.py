@@ -3,14 +3,14 @@
 Their test loss is the baseline of a training. What the model contains is checked against the strategies.
 """
 
-import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from shardlab import models
+from shardlab.cli import program
 from shardlab.data import store
 from shardlab.models import contents
 from shardlab.models.declared import completed
@@ -23,20 +23,16 @@ from shardlab.settings.types import Run, read_run
 from shardlab.train import evaluation
 
 
-def main() -> None:
+@program
+def main(
+    settings: Path,
+    output: Path,
+    data: Path | None = None,
+    report: Annotated[Path | None, "JSON file to write with their test loss; needs --data"] = None,
+    strategies: Annotated[dict[str, Any] | None, json.loads, "JSON of settings/model_rules.py: what will train"] = None,
+) -> None:
     """Build the model, save its weights and, if a report is requested, write their results on the test split."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--settings", type=Path, required=True, help="run.json of any run of the workload")
-    parser.add_argument("--output", type=Path, required=True, help="safetensors file to write")
-    parser.add_argument("--report", type=Path, help="JSON file to write with their test loss; needs --data")
-    parser.add_argument("--data", type=Path, help="folder of the prepared data set")
-    parser.add_argument(
-        "--strategies", type=json.loads, default={}, help="JSON of settings/model_rules.py: what will train"
-    )
-    args = parser.parse_args()
-    if args.report and not args.data:
-        parser.error("--report needs --data")
-    run = read_run(args.settings)
+    run = read_run(settings)
     distributed.start(run.site)
     dtype = getattr(torch, run.recipe.dtype)
     model = models.build(run.model, run.task, dtype)
@@ -45,32 +41,32 @@ def main() -> None:
     optimizers.own_settings(run.recipe, model, complete.model.experts)  # checks patterns
     tasks.check_model(run, model)
     code_fingerprint.check_unchanged(run.sources, run.model.sources)
-    runs = [completed(each, model) for each in _runs(complete, args.strategies)]
+    runs = [completed(each, model) for each in _runs(complete, strategies or {})]
     contents.check_all(complete, model, runs, {})
     contents.check_drawn(complete, model)
-    digest = save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
+    digest = save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), output)
     parameters = models.parameter_count(model)
     print(f"{parameters:,} parameters, seed {run.seed}")
-    if not args.report:
+    if report is None or data is None:
         return
     loss, notes = None, _of_library(run, model)
     if not run.evaluated_sharded:
         device = device_for_rank(run.site.device)
-        task = tasks.load(run.task, args.data, dtype, device, loss_chunks=run.recipe.loss_chunks)
-        materialize(model, args.output, device)
+        task = tasks.load(run.task, data, dtype, device, loss_chunks=run.recipe.loss_chunks)
+        materialize(model, output, device)
         notes += contents.check_all(complete, model, runs, trial.find_properties(complete, task, model))
         loss = evaluation.evaluate_model(run, task, model).loss
     for sentence in notes:
         print(f"note: {sentence}")
-    report = InitialReport(
-        identity=run_identity.identity_of(run, store.fingerprint_of(args.data)),
+    drawn = InitialReport(
+        identity=run_identity.identity_of(run, store.fingerprint_of(data)),
         weights=digest,
         parameters=parameters,
         loss=loss,
         notes=notes,
     )
-    report.write(args.report)
-    print(f"test loss {report.loss}")
+    drawn.write(report)
+    print(f"test loss {drawn.loss}")
 
 
 def _of_library(run: Run, model: Any) -> list[str]:

@@ -2,11 +2,11 @@
 it is the rounding noise, whatever the strategy. In low precision, one more is trained in full precision.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
+from typing import Annotated
 
-from shardlab.cli import at_least
+from shardlab.cli import at_least, program
 from shardlab.data import store
 from shardlab.models.weights_difference import weights_difference
 from shardlab.records.done import weights_digest
@@ -20,26 +20,26 @@ from shardlab.train.loop import train
 from shardlab.train.perturbed import move
 
 
-def main() -> None:
+@program
+def main(
+    settings: Path,
+    data: Path,
+    weights: Path,
+    single: Path,
+    output: Path,
+    draws: Annotated[int, at_least(1), "number of twins"],
+) -> None:
     """Draw, train and evaluate each twin, and write the report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--settings", type=Path, required=True, help="run.json of `single`")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
-    parser.add_argument("--weights", type=Path, required=True, help="its initial weights")
-    parser.add_argument("--single", type=Path, required=True, help="its final weights")
-    parser.add_argument("--draws", type=at_least(1), required=True, help="number of twins")
-    parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
-    args = parser.parse_args()
-    run = read_run(args.settings)
-    fingerprint = store.fingerprint_of(args.data)
-    initial_weights = initial_digest(args.weights)
+    run = read_run(settings)
+    fingerprint = store.fingerprint_of(data)
+    initial_weights = initial_digest(weights)
     distributed.start(run.site)
-    single_weights = weights_digest(args.single)
-    twins = [moved_twin(run, args.data, args.weights, args.single, number) for number in range(args.draws)]
+    single_weights = weights_digest(single)
+    twins = [moved_twin(run, data, weights, single, number) for number in range(draws)]
     exact = None
     if run.recipe.precision != "full":
         recipe = run.recipe.model_copy(update={"precision": "full"})
-        exact = twin(run.model_copy(update={"recipe": recipe}), args.data, args.weights, args.single)
+        exact = twin(run.model_copy(update={"recipe": recipe}), data, weights, single)
     code_fingerprint.check_unchanged(run.sources, run.model.sources)
     report = NoiseFloorReport(
         identity=run_identity.identity_of(run, fingerprint),
@@ -50,7 +50,7 @@ def main() -> None:
         twins=twins,
         full_precision=exact,
     )
-    report.write(args.output)
+    report.write(output)
 
 
 def moved_twin(run: Run, data: Path, initial: Path, single: Path, number: int) -> Twin:

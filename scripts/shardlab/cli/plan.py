@@ -2,11 +2,11 @@
 trained. Writes a plan.json per run and, with --table, plan.md.
 """
 
-import argparse
 import sys
 from pathlib import Path
+from typing import Annotated
 
-from shardlab.cli import at_least
+from shardlab.cli import at_least, program
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import write_text
@@ -16,6 +16,7 @@ from shardlab.report import plan_table
 from shardlab.runs import planned_hours, slurm, stages
 from shardlab.runs.slurm_request import Request
 from shardlab.settings import load, resolve
+from shardlab.settings.config import Config
 from shardlab.settings.sites import Site
 from shardlab.settings.types import Run
 
@@ -24,42 +25,39 @@ MODES = tuple(plan.RECOMPUTED)
 SCRIPT = "only {} itself knows what it will hold and send, so nothing can be planned."
 
 
-def main() -> None:
+@program
+def main(
+    config: Config,
+    strategy: Annotated[str | None, "plan only this run (with --workload)"] = None,
+    workload: Annotated[str | None, "its workload"] = None,
+    data: Annotated[Path, "folder of the prepared data sets"] = Path("data/prepared"),
+    results: Annotated[Path, "folder to write to"] = Path("results"),
+    table: Annotated[Path | None, "also write a table of all plans"] = None,
+    cores: Annotated[int, at_least(1), "ranks to simulate at a time"] = 1,
+) -> None:
     """Simulate, write the plans, print a summary."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    load.add_config_argument(parser)
-    parser.add_argument("--strategy", help="plan only this run (with --workload)")
-    parser.add_argument("--workload", help="its workload")
-    parser.add_argument("--data", type=Path, default=Path("data/prepared"), help="folder of the prepared data sets")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder to write to")
-    parser.add_argument("--table", type=Path, help="also write a table of all plans")
-    parser.add_argument("--cores", type=at_least(1), default=1, help="ranks to simulate at a time")
-    args = parser.parse_args()
-    if bool(args.strategy) != bool(args.workload):
+    if bool(strategy) != bool(workload):
         raise UserError("--strategy and --workload belong together; give both, or neither for all runs.")
-    if args.strategy:
-        runs = [resolve.run(args.config, args.strategy, args.workload)]
-    else:
-        runs, _ = resolve.matrix(args.config)
-    site = load.site(args.config)
-    plans, refused = made(runs, site, args.data, args.cores)
-    args.results.mkdir(parents=True, exist_ok=True)
+    runs = [resolve.run(config, strategy, workload)] if strategy and workload else resolve.matrix(config)[0]
+    site = load.site(config)
+    plans, refused = made(runs, site, data, cores)
+    results.mkdir(parents=True, exist_ok=True)
     for each in plans:
-        each.write(args.results / each.strategy / each.workload / plan.FILE)
-    text = plan_table.markdown(plans, refused, args.config)
+        each.write(results / each.strategy / each.workload / plan.FILE)
+    text = plan_table.markdown(plans, refused, config)
     by_name = {(each.strategy, each.workload): each for each in plans}
     requests = [
         Request(run.strategy, slurm.resources(site, "train", *stages.scope("train", run).size(run)))
         for run in runs
         if site.slurm
     ]
-    planned = [planned_hours.hours(run, by_name.get((run.strategy, run.workload)), args.data) for run in runs]
+    planned = [planned_hours.hours(run, by_name.get((run.strategy, run.workload)), data) for run in runs]
     if sentence := planned_hours.sentence(requests, planned, "Trainings", site.slurm):
         text += f"\n{sentence}\n"
-    if args.table:
-        write_text(args.table, text)
+    if table:
+        write_text(table, text)
     print(text)
-    if refused and args.strategy:
+    if refused and strategy:
         raise UserError(next(iter(refused.values())))
 
 

@@ -1,15 +1,15 @@
 """Prepare a data set: encode the samples of every split as arrays, with a fingerprint. Needs no network."""
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tqdm import tqdm
 
 from shardlab import data as data_sets
+from shardlab.cli import program
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.data.samples import Samples
@@ -38,25 +38,19 @@ class Shown:
             yield sample
 
 
-def main() -> None:
+@program
+def main(data: DataSet, raw: Annotated[Path, "folder of the downloaded files, for hub data"], output: Path) -> None:
     """Read, encode, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--data", type=DataSet.model_validate_json, required=True, help="settings of the data set (JSON)"
-    )
-    parser.add_argument("--raw", type=Path, required=True, help="folder of the downloaded files, for hub data")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the prepared files")
-    args = parser.parse_args()
     started = time.perf_counter()
-    splits = data_sets.read(args.data, args.raw)
-    encoded = encode(args.data, {split: Shown(split, samples) for split, samples in splits.items()})
-    code_fingerprint.check_unchanged(args.data.sources)
-    manifest = store.write(args.output, args.data, *encoded)
+    splits = data_sets.read(data, raw)
+    encoded = encode(data, {split: Shown(split, samples) for split, samples in splits.items()})
+    code_fingerprint.check_unchanged(data.sources)
+    manifest = store.write(output, data, *encoded)
     for split, counts in manifest["counts"].items():
         for what, count in counts.items():
             print(f"{split}: {count} {what}")
     total = sum(manifest["samples"].values())
-    size = sum((args.output / name).stat().st_size for name in manifest["files"])
+    size = sum((output / name).stat().st_size for name in manifest["files"])
     seconds = time.perf_counter() - started
     print(f"{seconds:.1f} s, {1000 * seconds / total:.2f} s per 1000 samples; {size / total:.0f} bytes per sample")
     print(f"samples {manifest['samples']}\nfingerprint {manifest['fingerprint']}")

@@ -4,35 +4,37 @@ A plan.json next to the output decides how much a run with activation_checkpoint
 fits.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Annotated
 
+from shardlab.cli import program
 from shardlab.files import write_json
 from shardlab.records import plan
 from shardlab.settings import load, resolve
+from shardlab.settings.config import Config
 from shardlab.settings.types import sealed
 
 
-def main() -> None:
+@program
+def main(
+    config: Config,
+    strategy: str,
+    workload: str,
+    output: Annotated[Path | None, "run.json to write; without it, print it"] = None,
+) -> None:
     """Resolve and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    load.add_config_argument(parser)
-    parser.add_argument("--strategy", required=True, help="an entry of config/strategies.yaml")
-    parser.add_argument("--workload", required=True, help="a file in config/workloads")
-    parser.add_argument("--output", type=Path, help="run.json to write; without it, print it")
-    args = parser.parse_args()
-    run, made = resolve.run(args.config, args.strategy, args.workload), None
-    if args.output:
-        path = args.output.with_name(plan.FILE)
+    run, made = resolve.run(config, strategy, workload), None
+    if output:
+        path = output.with_name(plan.FILE)
         auto = run.recipe.activation_checkpointing == "auto"
         made = plan.read(path, run) if auto else plan.find(run, path)
-    hardware, refuse = load.site(args.config).hardware, args.config.on_memory_overflow == "refuse"
+    hardware, refuse = load.site(config).hardware, config.on_memory_overflow == "refuse"
     frozen, note = plan.freeze(run, made, hardware, refuse=refuse)
     if note:
         print(note, file=sys.stderr)
-    if args.output:
-        write_json(args.output, sealed(frozen))
+    if output:
+        write_json(output, sealed(frozen))
     else:
         print(json.dumps(sealed(frozen), indent=2))

@@ -2,34 +2,35 @@
 test losses and the verdict, which names missing runs.
 """
 
-import argparse
+from pathlib import Path
+from typing import Annotated
 
-from shardlab.cli import at_least
+from shardlab.cli import at_least, program
 from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.report import summary, summary_markdown, sweep_table, verdict
-from shardlab.settings import load
+from shardlab.settings.config import Config
 
 
-def main() -> None:
+@program
+def main(
+    config: Config,
+    results: Path,
+    check: Annotated[bool, "fail unless every run is done and none is unequal"] = False,
+    tolerance: Annotated[
+        float | None,
+        at_least(0.0),
+        "maximum relative difference of final losses that count as equal (default: by dtype)",
+    ] = None,
+) -> None:
     """Read the reports, write both tables, print the verdict."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    load.add_config_argument(parser)
-    load.add_results_argument(parser)
-    parser.add_argument("--check", action="store_true", help="fail unless every run is done and none is unequal")
-    parser.add_argument(
-        "--tolerance",
-        type=at_least(0.0),
-        help="maximum relative difference of final losses that count as equal (default: by dtype)",
-    )
-    args = parser.parse_args()
-    table, left_out = summary.judged(args.config, args.results, args.tolerance)
+    table, left_out = summary.judged(config, results, tolerance)
     unused = summary.OF_AVERAGES if table.ema_test_loss.isna().all() else []
-    write_text(args.results / "summary.csv", table.drop(columns=unused).to_csv(index=False))
-    write_text(args.results / "summary.md", summary_markdown.markdown(table, args.config, left_out))
-    if args.config.sweep:
-        write_text(args.results / sweep_table.FILE, sweep_table.table(table).to_csv(index=False))
+    write_text(results / "summary.csv", table.drop(columns=unused).to_csv(index=False))
+    write_text(results / "summary.md", summary_markdown.markdown(table, config, left_out))
+    if config.sweep:
+        write_text(results / sweep_table.FILE, sweep_table.table(table).to_csv(index=False))
     good, sentence = verdict.verdict(table)
-    if args.check and not good:
+    if check and not good:
         raise UserError(sentence)
-    print(summary_markdown.screen(table, args.config, args.results))
+    print(summary_markdown.screen(table, config, results))

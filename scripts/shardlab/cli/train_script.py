@@ -1,26 +1,52 @@
-"""Run a script as one rank of a training: `shardlab launch` starts it on each
-rank of a strategy that names a script.
+"""Run a script as one rank of a training: `shardlab launch` starts it on each rank of a strategy that names a script.
+
+With --accept, once all ranks have ended, check what the script left and write train.json. --restart and --tensorboard
+are ignored: the script's checkpoints are removed already, and it writes its own files.
 """
 
+from pathlib import Path
+
+from shardlab.cli import program
 from shardlab.runs import signals
 
 
-def main() -> int:
-    """Start the script, follow it to its end."""
-    signals.listen()
-    from shardlab.runs import cpu_binding, script_place, script_rank
+@program
+def main(
+    settings: Path,
+    data: Path,
+    weights: Path,
+    output: Path,
+    attempt: int = 1,
+    commit: str | None = None,
+    image: Path | None = None,
+    restart: bool = False,
+    tensorboard: bool = False,
+    accept: bool = False,
+) -> int:
+    """Start the script and follow it to its end, or check what it left."""
+    if not accept:
+        signals.listen()
+    # After installing the signal handlers: imports take seconds.
+    from shardlab.data import store
+    from shardlab.runs import cpu_binding, images, script_place, script_rank
     from shardlab.settings import scripts
     from shardlab.settings.types import read_run
 
-    args = script_place.arguments(__doc__)
-    run = read_run(args.settings)
+    run = read_run(settings)
+    if accept:
+        from shardlab.runtime import distributed
+        from shardlab.train import script_report
+
+        distributed.start(run.site)
+        origin = images.origin_of(commit, image)
+        script_report.accept(run, data, weights, output, store.fingerprint_of(data), origin)
+        return 0
     cpu_binding.bind(run.site.cpu_binding)
     rank = script_rank.number(run)
     signals.name(f"rank {rank} of script")
     if rank == 0:
         scripts.check_unchanged(str(run.script), run.sources)
-    output = args.output / script_place.OUTPUT
-    options = {"run": args.settings, "data": args.data, "weights": args.weights, "output": output}
+    options = {"run": settings, "data": data, "weights": weights, "output": output / script_place.OUTPUT}
     words = [word for name, path in options.items() for word in (f"--{name}", str(path.absolute()))]
-    recorder = script_rank.Recorder(run, args.data, args.output, args.attempt) if rank == 0 else None
-    return script_rank.supervise(run, words, args.output, recorder)
+    recorder = script_rank.Recorder(run, data, output, attempt) if rank == 0 else None
+    return script_rank.supervise(run, words, output, recorder)

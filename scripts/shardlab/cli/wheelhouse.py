@@ -1,13 +1,13 @@
 """Collect the pinned wheels of the image, on the login node, with the pip settings of this machine."""
 
-import argparse
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Annotated
 
+from shardlab.cli import program
 from shardlab.errors import UserError
 from shardlab.files import sha256, write_json
 from shardlab.settings.sites import Container
@@ -18,22 +18,21 @@ OF_NVIDIA = ("nvidia-", "cuda-")
 """Prefixes of packages that are only used on NVIDIA GPUs."""
 
 
-def main() -> None:
+@program
+def main(
+    lock: Path,
+    output: Annotated[Path, "list to write; the wheels go into its folder"],
+    base: Annotated[str, "the site's container.base"] = Container().base,
+) -> None:
     """Collect the wheels, then list them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    bases = get_args(Container.model_fields["base"].annotation)
-    parser.add_argument("--base", choices=bases, default=Container().base, help="the site's container.base")
-    parser.add_argument("--lock", type=Path, required=True, help="pinned requirements")
-    parser.add_argument("--output", type=Path, required=True, help="list to write; the wheels go into its folder")
-    args = parser.parse_args()
-    folder = args.output.parent
+    folder = output.parent
     new = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(new, ignore_errors=True)
-    lines = args.lock.read_text(encoding="utf-8").splitlines()
-    if subprocess.run(command(args.base, args.lock, lines, new)).returncode:
+    lines = lock.read_text(encoding="utf-8").splitlines()
+    if subprocess.run(command(base, lock, lines, new)).returncode:
         shutil.rmtree(new, ignore_errors=True)
-        raise UserError(f"pip could not collect the packages of {args.lock}; see the error above.")
-    write_json(new / args.output.name, {path.name: sha256(path) for path in sorted(new.glob("*.whl"))})
+        raise UserError(f"pip could not collect the packages of {lock}; see the error above.")
+    write_json(new / output.name, {path.name: sha256(path) for path in sorted(new.glob("*.whl"))})
     shutil.rmtree(folder, ignore_errors=True)
     new.rename(folder)
 

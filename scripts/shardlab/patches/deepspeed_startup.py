@@ -20,7 +20,7 @@ def uncompiled() -> Iterator[None]:
 
 def without_shared_memory() -> None:
     """Say that the shared-memory all-reduce cannot be built: on a CPU, DeepSpeed would compile it (half a minute, a C++
-    compiler), and only its inference uses it.
+    compiler), and only its inference uses it (DeepSpeed issues 7108, 7625).
     """
     import deepspeed
 

@@ -3,7 +3,8 @@
 All calls with one name give their Slurm jobs that name, by which the plugin asks for their states. Which job is live,
 when a lost one has ended and which nodes are avoided is decided by the caller (`runs/slurm_reattach.py`).
 
-Besides, it asks nothing of accounting before it submits, and does not wait for it for ever.
+Besides, it asks nothing of accounting before it submits, and does not wait for it for ever. Snakemake issues 4084 and
+3438, issue 109 of the plugin.
 """
 
 import inspect

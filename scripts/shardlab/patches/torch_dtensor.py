@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 def shapes_uncounted() -> Iterator[None]:
     """DTensor finds the shape of an operator's result by that operator on fake tensors of whole sizes.
 
-    Under our modes what it makes there would be counted as memory of the rank.
+    Under our modes what it makes there would be counted as memory of the rank (PyTorch issue 183970).
     """
     find = ShardingPropagator._propagate_tensor_meta_non_cached
 

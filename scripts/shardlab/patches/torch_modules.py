@@ -12,7 +12,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Modules that are made inside keep no parameter, but their buffers: a position table is in no file."""
+    """Modules that are made inside keep no parameter, but their buffers: a position table is in no file, and
+    ``torch.device("meta")`` would take its content, too.
+    """
     register = nn.Module.register_parameter
     # A constructor may give one parameter to several modules from a variable of its own.
     known: Any = WeakIdKeyDictionary()
@@ -30,7 +32,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 @contextmanager
 def attributes_read(note: Callable[[Any], None]) -> Iterator[None]:
-    """Call ``note`` with each parameter, buffer or submodule that is read from a module."""
+    """Call ``note`` with each parameter, buffer or submodule that is read from a module, for which there is no hook."""
     get = nn.Module.__getattr__
 
     def noted(module: nn.Module, name: str) -> Any:

@@ -26,7 +26,7 @@ def main(description: str | None) -> int:
     parser.add_argument("stage", choices=STAGES, metavar="STAGE", help=f"program to start: {', '.join(STAGES)}")
     parser.add_argument("--settings", type=Path, required=True, help="run.json of the run, or site.json")
     parser.add_argument("--data", type=Path, help="folder of the prepared data set")
-    parser.add_argument("--image", type=Path, help="report of the image, if the site uses one")
+    parser.add_argument("--image", type=_path, help="report of the image, if the site uses one")
     parser.add_argument("--weights", type=Path, help="weights that the stage starts from")
     parser.add_argument("--done", type=Path, help="train: file to write last, when everything else is written")
     parser.add_argument("--restart", action="store_true", help="train: start at the first step, ignoring checkpoints")
@@ -71,6 +71,10 @@ def main(description: str | None) -> int:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(60)  # Slurm ends this process
         raise
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None  # rules have an image or none
 
 
 STOPPED_BY = {
@@ -130,8 +134,8 @@ def train(
         print(f"{command.lines}\n\nattempt {attempt.number}; its output is in {story.log(attempt)}", flush=True)
         status = child.run(command, story.log(attempt))
         if run.script and status == 0:
-            check = [*options[:1], "accept_script", *options[2:]]
-            status = child.run(commands.command(run, check, image, Scope.ONE), story.log(attempt), again=True)
+            check = commands.command(run, [*options, "--accept"], image, Scope.ONE)
+            status = child.run(check, story.log(attempt), again=True)
         stop_signal = child.stop_signal or story.stopped(attempt)
         if not story.stopped(attempt) and story.error(attempt):  # whatever was requested, this is what happened
             stop_signal = None

@@ -1,8 +1,7 @@
 """Progress display of a call on a terminal: a bar with an estimate, a line per finished run, a sentence per failure.
 
 Snakemake's usual ten lines per job go to its log, `.snakemake/log`; if the output is not a terminal, they are also
-printed. Its terminal handler is replaced among its logger's handlers: a logger plugin would have to be an installed
-package, which this project is not.
+printed.
 """
 
 import logging
@@ -16,7 +15,7 @@ from rich.text import Text
 
 from shardlab.errors import IN_LOG, UserError
 from shardlab.files import read_json
-from shardlab.patches import snakemake_logging
+from shardlab.patches import snakemake_core
 
 SHOWN = ("Nothing to be done", "Complete log", "of an earlier call", "Shutting down", "Will exit")
 """Messages without a job that are shown."""
@@ -29,7 +28,7 @@ def install() -> None:
     def lines(stream: Any, old: logging.Handler) -> logging.Handler:
         return Lines(Console(file=stream, highlight=False), old)
 
-    snakemake_logging.replace_terminal_handlers(lines)
+    snakemake_core.replace_terminal_handlers(lines)
 
 
 class Lines(logging.Handler):

@@ -1,8 +1,8 @@
-"""State of a run, from its folder and Slurm's queue, for status.py and watch.py. Changes nothing."""
+"""State of a run, from its folder and Slurm's queue, for `shardlab status`. Changes nothing."""
 
 import shutil
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ class RunStatus:
     """Details of the state: how the last attempt ended, or which key makes it stale."""
     step: int = 0
     steps: int | None = None
-    losses: list[float] = field(default_factory=list)
-    """Losses of all its steps so far."""
+    loss: float | None = None
+    """Of the last step that has one."""
     samples_per_second: float | None = None
     seconds_left: float | None = None
     """Estimated seconds until its last step, if it is running."""
@@ -161,7 +161,7 @@ def _fill(found: RunStatus, records: list[dict[str, Any]]) -> None:
     if not steps:
         return
     found.step = steps[-1]["step"] + 1
-    found.losses = [record["loss"] for record in steps if record["loss"] is not None]
+    found.loss = next((record["loss"] for record in reversed(steps) if record["loss"] is not None), None)
     # The first step of a script has no time, nor have lines that came all at once.
     recent = [record for record in steps[-RECENT:] if record["seconds"] is not None]
     if not recent:

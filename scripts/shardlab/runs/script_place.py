@@ -1,6 +1,5 @@
 """Where a script's run has its files: the folder that the script writes to, and what is measured of its ranks."""
 
-import argparse
 import shutil
 import time
 from pathlib import Path
@@ -15,21 +14,6 @@ OUTPUT, CHECKPOINTS = "script", "checkpoints"
 WEIGHTS = "model.safetensors"
 MEASURED = ".ranks"
 """Folder in a run's folder with a file per rank that ended."""
-
-
-def arguments(description: str | None) -> argparse.Namespace:
-    """Parse the options of the two programs that run and check a script: the same, as the same job starts both."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--settings", type=Path, required=True, help="run.json of the run")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
-    parser.add_argument("--weights", type=Path, required=True, help="initial weights, the same for every strategy")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the run")
-    parser.add_argument("--attempt", type=int, default=1, help="number of this attempt at the run")
-    parser.add_argument("--commit", help="commit of the working tree, for train.json")
-    parser.add_argument("--image", type=Path, help="report of the image that this runs in, for train.json")
-    parser.add_argument("--restart", action="store_true", help="ignored: the script's checkpoints are already removed")
-    parser.add_argument("--tensorboard", action="store_true", help="ignored: a script writes its own files")
-    return parser.parse_args()
 
 
 def clear(folder: Path) -> None:

@@ -30,8 +30,8 @@ def check(script: str, where: str) -> None:
         )
     if not path.is_file():
         raise UserError(
-            f"{where}: script {script} is not a file; write its path from the project's root, or run shardlab lesson "
-            "1, which writes those of the course."
+            f"{where}: script {script} is not a file; write its path from the project's root, or run python "
+            "scripts/course.py, which writes those of the course."
         )
     if path.suffix != ".py" and not os.access(path, os.X_OK):
         raise UserError(f"{where}: script {script} is not executable; run: chmod +x {script}.")

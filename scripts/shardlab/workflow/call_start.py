@@ -10,7 +10,7 @@ from typing import Any
 from snakemake.exceptions import WorkflowError
 
 from shardlab.errors import PROFILE, UserError
-from shardlab.patches import snakemake_dag, snakemake_logging, snakemake_scheduler
+from shardlab.patches import snakemake_core
 from shardlab.runs import commands, forkserver, signals, slurm, slurm_reattach, snakemake_lock
 from shardlab.settings.config import Config
 from shardlab.settings.sites import Site
@@ -42,7 +42,7 @@ def begin(arguments: list[str], folder: Path) -> None:
     Raises:
         UserError: the call cannot write into the ``folder``.
     """
-    snakemake_logging.respect_no_color()
+    snakemake_core.respect_no_color()
     # Jobs end with this process.
     signals.announce_driver()
     # Jobs inherit it, for the calls that their error messages name.
@@ -52,7 +52,7 @@ def begin(arguments: list[str], folder: Path) -> None:
         os.environ.setdefault(slurm.DRIVER, job)
     call_checks.check_folder(folder)
     # Also in a dry run.
-    snakemake_dag.ancient_inputs_decide_nothing()
+    snakemake_core.ancient_inputs_decide_nothing()
 
 
 def take_over(arguments: list[str], folder: Path) -> None:
@@ -65,7 +65,7 @@ def take_over(arguments: list[str], folder: Path) -> None:
         return
     snakemake_lock.take(folder)
     slurm_reattach.install(folder)
-    snakemake_scheduler.install()
+    snakemake_core.look_again_once()
     if sys.stderr.isatty():
         from shardlab.runs import progress
 

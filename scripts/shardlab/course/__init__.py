@@ -1,1 +1,0 @@
-"""What the course needs besides its text: exercises, checks of its lessons, planted faults."""

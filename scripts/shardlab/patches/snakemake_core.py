@@ -1,0 +1,127 @@
+"""Snakemake: which jobs run, when the ready ones are looked at, and which handler writes its log to a terminal."""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+LOGGER = "snakemake.logging"
+METHOD = "_schedule_reevalutation"
+"""A method of the scheduler; the name as misspelled in Snakemake."""
+
+
+class _Following(dict[Any, dict[Any, Any]]):
+    """Job: the jobs that run because it does, with its files that they read."""
+
+    def __init__(self, depending: Mapping[Any, Mapping[Any, Any]]) -> None:
+        super().__init__()
+        self.depending = depending
+
+    def __missing__(self, job: Any) -> dict[Any, Any]:
+        followers = self.depending[job].items()
+        self[job] = found = {one: files for one, files in followers if not all(file.is_ancient for file in files)}
+        return found
+
+
+def ancient_inputs_decide_nothing() -> None:
+    """A job that follows another one's output as ``ancient`` is checked itself, and does not run again because it has
+    such an input, or no longer has it (the image, with config key ``container``).
+
+    Snakemake checks a job's parameters, inputs and code only if no job before it runs, as it then runs anyway. It skips
+    the check also where the job before is followed by ``ancient`` inputs alone, because of which nothing runs, unless
+    they are missing. Without the patch, an edit that changes both jobs runs the first alone, and those after both with
+    the old file of the second; and an image that is made again trains all runs again.
+    """
+    from snakemake.dag import DAG
+    from snakemake.persistence import PersistenceBase
+
+    update, listed = DAG.update_needrun, PersistenceBase._input
+    if hasattr(update, "__wrapped__"):
+        return
+
+    @wraps(update)
+    async def update_needrun(self: Any, *arguments: Any, **options: Any) -> None:
+        depending, self.depending = self.depending, _Following(self.depending)
+        try:
+            await update(self, *arguments, **options)
+        finally:
+            self.depending = depending
+
+    def _input(self: Any, job: Any) -> list[str]:
+        return [file for file in listed(self, job) if not getattr(file, "is_ancient", False)]
+
+    DAG.update_needrun, PersistenceBase._input = update_needrun, _input
+
+
+def look_again_once() -> None:
+    """Look at the ready jobs again only where the rate limit held some back, and once.
+
+    With that limit, which is the default (100 jobs a second), each pass of ``JobScheduler.schedule`` starts a timer for
+    another pass. Every finished job adds an endless chain of them: after n jobs there are n passes a second, and each
+    asks the file system for all inputs of all ready jobs. Snakemake issues 3955, 3744 and 4240.
+    """
+    from snakemake.scheduling.job_scheduler import JobRateLimiter, JobScheduler
+
+    begin = getattr(JobScheduler, METHOD, None)
+    if begin is None:
+        print(f"warning: Snakemake's scheduler has no {METHOD}; use the version in envs/workflow.txt.", file=sys.stderr)
+    elif begin is not once:
+        setattr(JobScheduler, METHOD, once)
+        _note_what_is_left(JobRateLimiter)
+
+
+def _note_what_is_left(limiter: Any) -> None:
+    """Make a rate limiter record the number of jobs that it would still have let through in the last pass."""
+    free, register = limiter.get_free_jobs, limiter.register_jobs
+
+    def get_free_jobs(self: Any) -> int:
+        self.left = free(self)
+        return int(self.left)
+
+    def register_jobs(self: Any, count: int) -> None:
+        register(self, count)
+        self.left -= count
+
+    limiter.get_free_jobs, limiter.register_jobs = get_free_jobs, register_jobs
+
+
+def once(scheduler: Any, delay: float) -> None:
+    """Replace the method: start a timer if the rate limit held jobs back, unless one is running.
+
+    Without ready jobs the caller waits for something else (input from a queue), perhaps before it ever used the limit.
+    """
+    limiter = scheduler.job_rate_limiter
+    held_back = limiter is None or not scheduler.workflow.dag.ready_jobs or limiter.left <= 0
+    pending = getattr(scheduler, "pending_reevaluation", None)
+    if not held_back or (pending is not None and not pending.finished.is_set()):
+        return
+
+    def again() -> None:
+        timer.finished.set()
+        scheduler._open_jobs.release()
+
+    scheduler.pending_reevaluation = timer = threading.Timer(delay, again)
+    timer.daemon = True
+    timer.start()
+
+
+def respect_no_color() -> None:
+    """Turn off the colors of Snakemake's own lines if NO_COLOR is set (no-color.org), which it does not read."""
+    for handler in logging.getLogger(LOGGER).handlers:
+        if os.environ.get("NO_COLOR") and hasattr(handler, "nocolor"):
+            handler.nocolor = True
+
+
+def replace_terminal_handlers(make: Callable[[Any, logging.Handler], logging.Handler]) -> None:
+    """Replace each handler that writes to a terminal by what ``make(stream, handler)`` returns: a logger plugin would
+    have to be an installed package, which this project is not.
+    """
+    logger = logging.getLogger(LOGGER)
+    for old in [handler for handler in logger.handlers if handler.name == "DefaultStreamHandler"]:
+        stream = getattr(old, "stream", sys.stderr)
+        if stream.isatty() and os.environ.get("TERM") != "dumb":
+            logger.removeHandler(old)
+            logger.addHandler(make(stream, old))
