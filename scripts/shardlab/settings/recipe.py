@@ -126,10 +126,8 @@ class Recipe(Strict):
     )
     groups: dict[str, Group] = Field(
         default={},
-        description="Parameters with settings of their own: pattern of names, as in `blocks`, of parameters or of "
-        "modules with all of theirs (`layers.0`, `layers.*.norm`, `output.weight`), and what these have: "
-        "`learning_rate_factor` (1), at every step of the schedule; `weight_decay` (null: as optimizer and decay say); "
-        "`optimizer` (with muon, adamw: no matrices).",
+        description="Parameters with settings of their own: a pattern of names, as in `blocks`, of parameters or of "
+        "modules with all of theirs (`layers.0`, `layers.*.norm`, `output.weight`), and what these have.",
     )
     freeze: list[str] = Field(
         default=[],
@@ -138,8 +136,7 @@ class Recipe(Strict):
     )
     adapter: Adapter | None = Field(
         None,
-        description="Train low-rank factors of some layers and nothing else: `kind` (lora), `rank` (8), `alpha` (16), "
-        "`targets` (patterns of nn.Linear submodules, as in `blocks`); null: train the model itself.",
+        description="Train low-rank factors of some layers and nothing else (null: train the model itself).",
     )
     epochs: PositiveInt = Field(1, description="Passes over the training split.")
     max_steps: PositiveInt | None = Field(None, description="Stop after this many steps (null: no limit).")
