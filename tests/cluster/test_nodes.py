@@ -70,6 +70,18 @@ def test_all_gpus_of_two_nodes_and_none(learner):
         assert len(report["hosts"]) == (expected or 2)
 
 
+def test_a_queue_that_takes_one_job_of_a_user_at_a_named_cluster(learner):
+    """Each job is submitted after the one before it has ended; Slurm's commands ask that cluster."""
+    queue = "{slurm: {clusters: box, queues: {one: {partition: batch, jobs_max: 1}}, queue: [one]}}"
+    since = now()
+    names = [f"results/{name}/mlp.done" for name in ("ddp", "fsdp")]
+    learner.snakemake(*names, config=[f"site_settings={queue}", "recipe={max_steps: 3}"])
+    jobs = sorted(sacct("Submit", "End", "Cluster", since=since), key=lambda row: row["Submit"])
+    assert len(jobs) >= 3
+    assert {job["Cluster"] for job in jobs} == {"box"}
+    assert all(last["End"] <= job["Submit"] for last, job in zip(jobs, jobs[1:], strict=False))
+
+
 @pytest.mark.long
 def test_short_runs_share_a_job(learner):
     """Snakemake's groups, by the flags of docs/your-own.md: one after the other, with what one of them needs."""
