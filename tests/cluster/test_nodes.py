@@ -1,5 +1,6 @@
 """Runs over several nodes: who runs where, what the nodes can reach, two at a time, and the look before."""
 
+import itertools
 import re
 import shlex
 import subprocess
@@ -79,7 +80,7 @@ def test_a_queue_that_takes_one_job_of_a_user_at_a_named_cluster(learner):
     jobs = sorted(sacct("Submit", "End", "Cluster", since=since), key=lambda row: row["Submit"])
     assert len(jobs) >= 3
     assert {job["Cluster"] for job in jobs} == {"box"}
-    assert all(last["End"] <= job["Submit"] for last, job in zip(jobs, jobs[1:], strict=False))
+    assert all(last["End"] <= job["Submit"] for last, job in itertools.pairwise(jobs))
 
 
 @pytest.mark.long
