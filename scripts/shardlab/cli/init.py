@@ -19,6 +19,7 @@ from shardlab.records.reports import InitialReport
 from shardlab.runtime import distributed, optimizers, tasks, trial
 from shardlab.runtime.device import device_for_rank
 from shardlab.settings import code_fingerprint, run_identity
+from shardlab.settings.model_rules import RULES
 from shardlab.settings.types import Run, read_run
 from shardlab.train import evaluation
 
@@ -46,28 +47,31 @@ def main() -> None:
     tasks.check_model(run, model)
     code_fingerprint.check_unchanged(run.sources, run.model.sources)
     runs = [completed(each, model) for each in _runs(complete, args.strategies)]
-    contents.check_all(complete, model, runs, {})
+    notes = contents.check_all(complete, model, runs, {})
+    # Of what shows without weights, the summary needs what makes runs unequal; a training looks at the rest itself.
+    properties = {key: names for key, names in contents.inspect(complete, model).items() if RULES[key].noted}
     contents.check_drawn(complete, model)
     digest = save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), args.output)
     parameters = models.parameter_count(model)
     print(f"{parameters:,} parameters, seed {run.seed}")
     if not args.report:
         return
-    loss, notes = None, _of_library(run, model)
+    loss = None
     if not run.evaluated_sharded:
         device = device_for_rank(run.site.device)
         task = tasks.load(run.task, args.data, dtype, device, loss_chunks=run.recipe.loss_chunks)
         materialize(model, args.output, device)
-        notes += contents.check_all(complete, model, runs, trial.find_properties(complete, task, model))
+        properties |= trial.find_properties(complete, task, model)
+        notes = contents.check_all(complete, model, runs, properties)
         loss = evaluation.evaluate_model(run, task, model).loss
-    for sentence in notes:
+    for sentence in _of_library(run, model) + notes:
         print(f"note: {sentence}")
     report = InitialReport(
         identity=run_identity.identity_of(run, store.fingerprint_of(args.data)),
         weights=digest,
         parameters=parameters,
         loss=loss,
-        notes=notes,
+        properties=properties,
     )
     report.write(args.report)
     print(f"test loss {report.loss}")
