@@ -327,7 +327,7 @@ def test_a_strategy_that_is_not_proven_equal_is_refused(tmp_path, monkeypatch, t
     of_workload.check(run, verdicts, path)
     failed = {"mp", "tp@tp=4", "tp@tp=8"} | ({"ddp"} if task == "instruction_tuning" else set())
     of = "its documents one at a time" if task == "instruction_tuning" else "one process"
-    remedies = {name: proof_table.remedy(name, ["fsdp", "cp"]) for name in verdicts}
+    remedies = {name: proof_table.remedy(Proof(name, "failed"), ["fsdp", "cp"]) for name in verdicts}
     assert json.loads(path.read_text())["refused"] == {
         **{name: f"it could not be proven at tiny sizes (why); {remedies[name]}." for name in failed},
         "pp": f"at tiny sizes a step is not that of {of}: why; {remedies['pp']}.",

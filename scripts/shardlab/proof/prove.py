@@ -22,7 +22,7 @@ TOLERANCE = 1e-9
 """Largest difference of loss, gradient norm and gradients, relative to the quantity's largest value, in float64."""
 TOLERANCE_OF_UPDATES = 1e-6
 """That of the first update: Adam divides a gradient by its size, so rounding in small ones counts."""
-OWN_STATISTICS = "; its batch norm has statistics of each rank's samples: set recipe.sync_batch_norm"
+OWN_STATISTICS = "; its batch norm has statistics of each rank's samples"
 Verdict = Literal["equal", "differs", "refused", "failed"]
 
 
