@@ -36,7 +36,25 @@ README_LOSSES = ("single", "ddp", "fsdp_tp", "fsdp_cp", "fsdp_ep", "zero3")
 TWINS = "rounding alone (twins)"
 """Last row of the matrix."""
 SITE_GROUPS: dict[str, type[BaseModel]] = {"slurm": sites.Slurm, **sites.LAUNCHERS, "container": sites.Container}
-"""Keys of a site that contain further keys."""
+"""Keys of a site that contain further keys, which stand in the same list."""
+LISTS: dict[str, type[BaseModel]] = {
+    "config": config.Config,
+    "workload": types.Workload,
+    "source": types.DataSource,
+    "hub": types.HubSource,
+    "size": types.Size,
+    "recipe": recipe.Recipe,
+    "optimizer": recipe.Optimizer,
+    "lr_schedule": learning_rate.Schedule,
+    "group": recipe.Group,
+    "adapter": recipe.Adapter,
+    "strategy": types.Strategy,
+    "queue": sites.Queue,
+    "billing": sites.Billing,
+    "stage": sites.SlurmStage,
+    "hardware": sites.Hardware,
+}
+"""Lists of keys in docs/settings.md."""
 
 
 def main() -> None:
@@ -61,19 +79,8 @@ def main() -> None:
 def generated(summary: Path | None) -> dict[Path, str]:
     """Return path and content of every file with generated parts."""
     files: dict[Path, str] = {}
-    lists: dict[str, type[BaseModel]] = {
-        "config": config.Config,
-        "workload": types.Workload,
-        "source": types.DataSource,
-        "hub": types.HubSource,
-        "size": types.Size,
-        "recipe": recipe.Recipe,
-        "optimizer": recipe.Optimizer,
-        "lr_schedule": learning_rate.Schedule,
-        "strategy": types.Strategy,
-    }
     settings = ROOT / "docs/settings.md"
-    blocks = {name: key_list(kind) for name, kind in lists.items()} | {
+    blocks = {name: key_list(kind) for name, kind in LISTS.items()} | {
         "site keys": key_list(sites.Site, SITE_GROUPS),
         "edits": edits_table(),
     }

@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from helpers.common import ROOT
+from helpers.documents import section
 from traindiff import command_line
+from traindiff.formulas import CHECKS
 
 README = ROOT / "scripts/traindiff/README.md"
 RUN = """
@@ -61,6 +63,11 @@ def test_the_page_of_the_readme_is_what_its_example_prints(blocks, monkeypatch, 
     assert status == 1
     assert len(shown(README)) == 9
     assert {*shown(README)} <= {*page.splitlines()}
+
+
+def test_the_readme_lists_the_causes():
+    rows = re.findall(r"^\| .+ \| (.+) \|$", section(README, "What a cause is"), re.MULTILINE)
+    assert sorted(cause for row in rows[2:] for cause in row.split(", ")) == sorted(CHECKS)
 
 
 def test_fsdp2_on_one_rank_equals_the_plain_loop(blocks, monkeypatch, capsys):

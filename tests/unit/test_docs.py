@@ -2,13 +2,15 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pandas as pd
 import pytest
+from pydantic import BaseModel
 
 import docs
 from helpers.common import ROOT
-from shardlab.settings import load, resolve
+from shardlab.settings import load, resolve, sites, types
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ["scripts", "config", "tests", "docs", "workflow", "envs"]
@@ -31,6 +33,18 @@ def test_each_strategy_has_one_page_with_its_figures():
         assert rows == ["single", *docs.strategies_of(page)]
         index = (page.parent / "README.md").read_text()
         assert f"]({page.name}) | {', '.join(f'`{name}`' for name in docs.strategies_of(page))} |" in index
+
+
+def test_every_class_of_settings_has_its_list_of_keys():
+    def parts(kind):
+        """The classes of settings in a type: also in its unions and dictionaries."""
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return {kind}.union(*(parts(field.annotation) for field in kind.model_fields.values()))
+        return {part for each in get_args(kind) for part in parts(each)}
+
+    listed = {*docs.LISTS.values(), *docs.SITE_GROUPS.values(), sites.Site}
+    used = set().union(*map(parts, (*docs.SCHEMAS.values(), types.Strategy)))
+    assert {each.__name__ for each in used - listed} == set()
 
 
 def test_figures_come_from_the_summary():

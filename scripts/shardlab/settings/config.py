@@ -49,15 +49,12 @@ class Config(Strict):
     noise_floor_runs: NonNegativeInt = Field(
         6,
         le=100,
-        description="Number of twins: trainings of `single` from weights perturbed by one rounding error. They show "
-        "how far rounding alone moves a result. In low precision, also one training in full precision. None in "
-        "float64, nor for workloads with sharded evaluation. Each costs a training of `single`; 0: none.",
+        description="Number of twins (docs/equality.md), each a training of `single`; in low precision, also one in "
+        "full precision. None in float64, nor for workloads with sharded evaluation.",
     )
     sweep: Annotated[Any, WithJsonSchema(SWEEP)] = Field(
         default={},
-        description="Variants of all runs: keys of the recipe or of strategies, or size, seed, nodes, ranks_per_node, "
-        "each with a list or a range ({first, last, step}, or {first, last, count, scale}); all combinations are run. "
-        "A list of such groups: one after the other. See docs/your-own.md.",
+        description="Variants of all runs: keys, each with a list or a range of values (docs/your-own.md).",
     )
     max_runs: Count = Field(1_000, description="Maximum number of runs in a sweep.")
     tensorboard: bool = Field(

@@ -126,10 +126,8 @@ class Recipe(Strict):
     )
     groups: dict[str, Group] = Field(
         default={},
-        description="Parameters with settings of their own: pattern of names, as in `blocks`, of parameters or of "
-        "modules with all of theirs (`layers.0`, `layers.*.norm`, `output.weight`), and what these have: "
-        "`learning_rate_factor` (1), at every step of the schedule; `weight_decay` (null: as optimizer and decay say); "
-        "`optimizer` (with muon, adamw: no matrices).",
+        description="Parameters with settings of their own: a pattern of names, as in `blocks`, of parameters or of "
+        "modules with all of theirs (`layers.0`, `layers.*.norm`, `output.weight`), and what these have.",
     )
     freeze: list[str] = Field(
         default=[],
@@ -138,8 +136,7 @@ class Recipe(Strict):
     )
     adapter: Adapter | None = Field(
         None,
-        description="Train low-rank factors of some layers and nothing else: `kind` (lora), `rank` (8), `alpha` (16), "
-        "`targets` (patterns of nn.Linear submodules, as in `blocks`); null: train the model itself.",
+        description="Train low-rank factors of some layers and nothing else (null: train the model itself).",
     )
     epochs: PositiveInt = Field(1, description="Passes over the training split.")
     max_steps: PositiveInt | None = Field(None, description="Stop after this many steps (null: no limit).")
@@ -184,9 +181,8 @@ class Recipe(Strict):
         "none",
         description="Recompute the workload's blocks in the backward pass: full; selective (keep the results of "
         "matrix products and attention); alternate (keep those of attention and every other product, as torchtitan "
-        "does); auto: the least recomputation with which the run's plan fits into the site's devices "
-        "(hardware.device_memory_gib; none if that is unknown). No result changes, also "
-        "of batch norm's statistics; with compile, blocks that have them are refused.",
+        "does); auto: the least with which the run's plan fits into hardware.device_memory_gib (none if that is "
+        "unknown). With compile, blocks that have batch norm are refused.",
     )
     compile: Literal["none", "blocks", "model"] = Field(
         "none", description="Apply torch.compile to each of the workload's blocks, or to the whole model."
@@ -225,9 +221,9 @@ class Recipe(Strict):
         None,
         gt=0,
         lt=1,
-        description="Also keep an exponential moving average of the trained weights (null: none), from the initial "
-        "weights on: ema_decay * average + (1 - ema_decay) * weights after each step. It is saved as ema.safetensors, "
-        "has its own test loss, and takes as much memory as the trained parameters. Buffers are not averaged.",
+        description="Also keep an exponential moving average of the trained weights, but not of buffers, from the "
+        "initial ones on: ema_decay * average + (1 - ema_decay) * weights after each step (null: none). It is saved as "
+        "ema.safetensors and has its own test loss.",
     )
     keep_best: bool = Field(
         False, description="Also save best.safetensors, the weights with the lowest validation loss."

@@ -141,7 +141,7 @@ class Slurm(Strict):
         None, description="Queues to try in this order; the first that takes a job's size gets it (null: all)."
     )
     stages: dict[Stage, SlurmStage] = Field(
-        default={}, description="Overrides of queue, runtime and gpus for a stage's jobs."
+        default={}, description=f"Overrides for the jobs of a stage: {', '.join(get_args(Stage))}."
     )
 
     @model_validator(mode="after")
