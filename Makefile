@@ -129,11 +129,10 @@ zoo: .venv/dev
 	$(BIN)/python benchmarks/zoo.py
 
 # Measure what docs/evidence.md holds.
-# Other trainers and the same by hand on two ranks, and plans.
+# Other trainers and the same by hand on two ranks.
 bench: .venv/peers/made
 	.venv/peers/bin/python benchmarks/peers.py
 	.venv/peers/bin/python benchmarks/peers.py --strategies ddp fsdp zero2 --sizes middle --rounds 60 --repeats 0 --output results/benchmarks/ranks
-	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/published.py
 
 NODES ?= 2

@@ -137,7 +137,7 @@ def _samples(pair: Pair, step: int) -> Iterator[Row]:
     missing, more = expected - own, own - expected
     again = Counter({sample: count for sample, count in more.items() if sample in expected})
     note = "; ".join(
-        f"{what} {listed((str(sample) + places.get(sample, '') for sample in samples), 8)}"
+        f"{what} {listed((_read(sample, count) + places.get(sample, '') for sample, count in samples.items()), 8)}"
         for what, samples, places in (
             ("not read:", missing, _places(found[1])),
             ("read in place of them:" if missing else "read in addition:", more - again, _places(found[0])),
@@ -146,6 +146,10 @@ def _samples(pair: Pair, step: int) -> Iterator[Row]:
         if samples
     )
     yield Row("samples", float(own != expected), 0.5, note)
+
+
+def _read(sample: object, count: int) -> str:
+    return f"{sample}, {count} times" if count > 1 else f"{sample}"
 
 
 def _places(found: list[tuple[object, int, int]]) -> dict[object, str]:
@@ -206,7 +210,12 @@ def _states(pair: Pair, step: int, names: list[str]) -> Iterator[Row]:
 
 
 def _apart(pair: Pair, step: int, name: str) -> float:
-    """Return how far weights are apart before a step, though equal so far: decay brings that into moments."""
+    """Return how far weights are apart before a step, though equal so far: decay of the gradient brings that into
+    moments.
+    """
+    groups = [group for group in pair.reference.shown(step).get("groups") or [] if name in group["params"]]
+    if groups and not any(g.get("weight_decay", 1) and not g.get("decoupled_weight_decay") for g in groups):
+        return 0.0
     own, other = (capture.before(step) for capture in pair.captures)
     both = name in own and name in other and own[name].shape == other[name].shape
     return _finite(float(_largest(own[name].double() - other[name].double()))) if both else 0.0

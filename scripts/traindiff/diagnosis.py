@@ -142,7 +142,9 @@ def _updates_are_equal(pair: Pair, stage: Stage) -> bool:
         has_time = any(each.step > stage.step for each in updates) or any(
             s.wrong and s.step < stage.step for s in states
         )
-        is_inside = stage.kind == "optimizer state" and has_time and _equal(gradients) and not is_told
+        # Where gradients are squared, as by Adam, their factor does not reach the updates, and is none of the buffer.
+        is_linear = not any(formulas.is_square_of_gradients(row.name) for row in stage.rows)
+        is_inside = stage.kind == "optimizer state" and has_time and _equal(gradients) and not is_told and is_linear
         return (only_one_has and all(_missing(each.rows) for each in states)) or is_inside
     # A factor is hidden by clipping, or by Adam; that of a loss scale may be taken out inside the optimizer.
     found = formulas.explain(View(pair, stage)) if stage.kind == "gradient" else []
@@ -202,16 +204,16 @@ def _causes(view: View) -> list[Formula]:
 
 
 def _of_missing(view: View) -> list[Formula]:
-    """The one setting in which the optimizers say that they differ, where one of them has a tensor more of each."""
-    keys = {row.name.rpartition("//")[2] for row in view.stage.wrong}
-    different = formulas.different_settings(view)
-    if view.stage.kind != "optimizer state" or len(keys) > 1 or len(different) != 1:
+    """The setting in which the optimizers say that they differ, and by which one of them has other tensors."""
+    wrong = [row for row in view.stage.wrong if row.note]
+    if view.stage.kind != "optimizer state":
         return []
-    (key, values), names = next(iter(different.items()))
-    if key not in formulas.STATES or {*names} != {row.parameter for row in view.stage.wrong}:
-        return []
-    equation = f"only one of the optimizers has {keys.pop()}, of each parameter"
-    return [Formula("settings", f"{key} {values}", equation, Fit(values=len(names)))]
+    parameters = {row.parameter for row in wrong}
+    equation = f"only one of the optimizers has {listed(sorted({row.name.rpartition('//')[2] for row in wrong}))}"
+    for (key, values), names in formulas.different_settings(view).items():
+        if key in (*formulas.STATES, "optimizer") and parameters <= {*names}:
+            return [Formula("settings", f"{key} {values}", equation, Fit(values=len(names)))]
+    return []
 
 
 def _of_samples(view: View) -> list[Formula]:

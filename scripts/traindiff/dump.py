@@ -390,12 +390,20 @@ class Dump:
         scale = float(getattr(engine.optimizer, "loss_scale", None) or 1)
         if getattr(engine.optimizer, "round_robin_gradients", False):
             raise RuntimeError("DeepSpeed cannot say its gradients with round_robin_gradients: set it to false.")
+        groups = _engine_groups(engine.optimizer)
+        known = {each for group in groups for each in group["params"]}
+        unknown = [name for each, name in names.items() if each.requires_grad and each not in known]
+        if unknown and not known.isdisjoint(names):
+            raise RuntimeError(
+                f"{unknown[0]} is in no group of DeepSpeed's optimizer, which then neither reduces its gradient nor "
+                "updates it: give it to the optimizer, or freeze it (requires_grad_(False))."
+            )
         found = {name: safe_get_full_grad(each) for each, name in names.items() if each.requires_grad}
         found = {name: value / scale for name, value in found.items() if value is not None}
         if engine.gradient_clipping():
             self.facts["max_grad_norm"] = engine.gradient_clipping()
         inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
-        self._note_settings(inner, _engine_groups(engine.optimizer), names)
+        self._note_settings(inner, groups, names)
         self._write_before({"gradients": self._kept(found)}, weights(), {})
         self.inside += 1
         try:
@@ -643,10 +651,12 @@ def _refuse_join(*_: Any) -> None:
 def _engine_groups(optimizer: Any) -> list[dict[str, Any]]:
     """Return DeepSpeed's groups of parameters with the model's own parameters, which ZeRO flattens."""
     groups: list[dict[str, Any]] = optimizer.param_groups
-    if own := getattr(optimizer, "bit16_groups", None) or getattr(optimizer, "bf16_groups", None):
-        return [group | {"params": each} for group, each in zip(groups, own, strict=True)]
-    of_zero3 = getattr(optimizer, "trainable_param_groups", [])
-    return [groups[each["_ds_source_param_group_id"]] | {"params": each["params"]} for each in of_zero3] or groups
+    if of_zero3 := getattr(optimizer, "trainable_param_groups", None):
+        return [groups[each["_ds_source_param_group_id"]] | {"params": each["params"]} for each in of_zero3]
+    own = (getattr(optimizer, f"{kind}_groups", None) for kind in ("bit16", "bf16", "fp16"))
+    return [
+        group | {"params": each} for group, each in zip(groups, next(filter(None, own), []), strict=False)
+    ] or groups
 
 
 def _settings(kind: str, groups: list[dict[str, Any]], names: dict[Tensor, str]) -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ CHECKS = {
     "clip": "The limit of the clipping, its type of norm, and where the trainer, or the engine's own configuration, "
     "sets them.",
     "clip of some": "The parameters that are given to clip_grad_norm_, all in one call.",
-    "clip by value": "clip_grad_value_ in place of clip_grad_norm_.",
+    "clip by value": "The value that clip_grad_value_ is given, and whether it is meant in place of clip_grad_norm_.",
     "clip of each block": "Clipping after each micro-batch, or on each rank before the reduction.",
     "no clipping": "Whether gradients are clipped, and the optimizer gets them.",
     "norm of some": "Over which parameters, shards and ranks the norm for clipping is taken.",
@@ -311,34 +311,62 @@ def _norm_of_type(view: View, times: float, limit: float) -> str:
 
 
 def _clip_of_some(view: View) -> Iterator[Formula]:
-    """Only some gradients are clipped, by their own norm; or each tensor, or several groups, on their own: to the limit
-    that the training says.
+    """One training, or both, clips only some gradients by their own norm; or each tensor, or several groups, on their
+    own: to the limit that this training says.
     """
-    before, names = view.pair.actual.tensors(f"step{view.step}/gradients"), [row.name for row in view.stage.rows]
-    if not all(name in before for name in names):
+    own, usual = (_clipped_groups(view, side) for side in (0, 1))
+    limits = [float(capture.shown(view.step).get("max_grad_norm") or math.inf) for capture in view.pair.captures]
+    if own is None or not all(_clips(view, norm, limits[0], times * norm) for _, norm, times in own[0]):
         return
+    said = [_said_of_groups(*groups) if groups else "" for groups in (own, usual)]
+    if not own[0] or not any(said):
+        return
+    text = said[0] or "all, by the norm of all"
+    together = [{each[0] for each in groups[0]} if groups else set() for groups in (own, usual)]
+    # A group whose norm is below the limit is not clipped.
+    if together[1] and (together[0] <= together[1] or together[1] <= together[0]):
+        text = f"to a norm of {limits[0]:.6g}" + f", not {limits[1]:.6g}" * math.isfinite(limits[1]) + f": {text}"
+        cause = "clip"
+    else:
+        text += f"; in the reference {said[1] or 'all, by the norm of all'}" * bool(usual and usual[0] and said[1])
+        cause = "clip of some"
+    fit = Fit([], 0.0, sum(view.expected(row.name).numel() for row in view.stage.rows), 0)
+    equation = f"clipped gradient = c x that before clipping, with c = {limits[0]:.6g} / the norm of those clipped"
+    yield Formula(cause, text, equation, fit)
+
+
+Groups = tuple[list[tuple[frozenset[str], float, float]], bool]
+"""Names, norm before clipping and factor of each group of tensors that is clipped; whether these are all tensors."""
+
+
+def _clipped_groups(view: View, side: int) -> Groups | None:
+    """Return which tensors a training clips together; None if it does something else to a gradient."""
+    captures, step = view.pair.captures, view.step
+    before, after = (captures[side].tensors(f"step{step}/{kind}") for kind in ("gradients", "clipped"))
+    names = [row.name for row in view.stage.rows]
+    if not all(name in before and name in after for name in names):
+        return None
     factors, sizes = {}, {}
     for name in names:
-        value, own = view.actual(name), before[name].double()
-        sizes[name] = float(own.norm())
+        value, gradient = after[name].double(), before[name].double()
+        sizes[name] = float(gradient.norm())
         if not sizes[name]:
             continue
-        factors[name] = float((value * own).sum()) / sizes[name] ** 2
-        if float((value - factors[name] * own).norm()) > view.rounding(name):
-            return
+        factors[name] = float((value * gradient).sum()) / sizes[name] ** 2
+        if float((value - factors[name] * gradient).norm()) > view.rounding(name):
+            return None
     groups = [[n for n in factors if view.same(factors[n], c, 10)] for c in _distinct(factors.values(), view)]
     clipped = [group for group in groups if not view.same(factors[group[0]], 1, 10)]
     norms = [math.hypot(*(sizes[name] for name in group)) for group in clipped]
-    limit = _limit(view)
-    if not clipped or len(groups) < 2:
-        return
-    if not all(_clips(view, n, limit, factors[g[0]] * n) for n, g in zip(norms, clipped, strict=True)):
-        return
-    several = f"{len(clipped)} groups of tensors, each by its own norm"
-    text = several if len(clipped) > 1 else f"only {listed(clipped[0])}, by their own norm"
-    fit = Fit([], 0.0, sum(view.expected(n).numel() for n in names), 0)
-    equation = f"clipped gradient = c x that before clipping, with c = {limit:.6g} / the norm of those clipped"
-    yield Formula("clip of some", text, equation, fit)
+    found = [(frozenset(g), norm, factors[g[0]]) for g, norm in zip(clipped, norms, strict=True)]
+    return found, sum(map(len, clipped)) == len(factors)
+
+
+def _said_of_groups(groups: list[tuple[frozenset[str], float, float]], are_all: bool) -> str:
+    """Return which tensors are clipped, as text; "" for all together."""
+    if len(groups) > 1:
+        return f"{len(groups)} groups of tensors, each by its own norm"
+    return "" if are_all or not groups else f"only {listed(sorted(groups[0][0]))}, by their own norm"
 
 
 def part_of_norm(view: View, norm: float) -> str:
@@ -587,9 +615,9 @@ def moments(view: View) -> dict[str, tuple[float, float, float]]:
     return found
 
 
-def _is_square(key: str) -> bool:
-    """Return whether a moment is one of squared gradients: of Adam, RMSprop, Adagrad."""
-    return key.endswith("_sq") or key in ("square_avg", "sum")
+def is_square_of_gradients(key: str) -> bool:
+    """Return whether a moment, by its key or name, is one of squared gradients: of Adam, RMSprop, Adagrad."""
+    return key.endswith("_sq") or _key(key) in ("square_avg", "sum")
 
 
 def _key(name: str) -> str:
@@ -607,9 +635,9 @@ def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, 
         return None
     has_before = all(name in before for name in names)
     terms: list[Read] = [lambda name: before[name].double()] * has_before
-    terms.append(lambda name: gradient(name) ** (2 if _is_square(key) else 1))
+    terms.append(lambda name: gradient(name) ** (2 if is_square_of_gradients(key) else 1))
     for more in ([], [view.before]):  # decay that is added to the gradient
-        if (not more or not _is_square(key)) and (
+        if (not more or not is_square_of_gradients(key)) and (
             fit := view.solve("other coefficients of moments", names, [*terms, *more], of)
         ):
             a, b, d = [0.0] * (not has_before) + fit.solved + [0.0] * (not more)
@@ -636,7 +664,7 @@ def _moments(view: View) -> Iterator[Formula]:
     )
     shown = "; ".join(
         f"{key} = {coefficient(a)} x that before + {coefficient(b)} x g"
-        + "^2" * _is_square(key)
+        + "^2" * is_square_of_gradients(key)
         + f" + {coefficient(d)} x w" * bool(d)
         for key, (a, b, d) in own.items()
     )
@@ -647,7 +675,7 @@ def _moments(view: View) -> Iterator[Formula]:
         return
     near = 10 * view.near
     # Moments that do not differ are those of a factor of 1.
-    times = [abs(b / usual[key][1]) ** (0.5 if _is_square(key) else 1) for key, (_, b, _) in own.items()]
+    times = [abs(b / usual[key][1]) ** (0.5 if is_square_of_gradients(key) else 1) for key, (_, b, _) in own.items()]
     times += [1.0] * (len(usual) - len(own))
     sign = -1 if any(b / usual[key][1] < 0 for key, (_, b, _) in own.items()) else 1
     same = all(abs(a - usual[key][0]) <= near for key, (a, *_) in own.items())
@@ -691,6 +719,12 @@ def _rate(view: View, times: float, fit: Fit) -> Formula:
     if isinstance(own, float) and isinstance(usual, float) and usual and view.same(own / usual, times, 10):
         text = f"{own:.6g}, not {usual:.6g}"
         return Formula("rate", text, f"{shown}, as the rates that they say", replace(fit, solved=[]))
+    norm, limit = norm_of(view, "gradients"), _limit(view)
+    if view.is_whole and norm and _clips(view, norm, limit, times * norm):
+        text = f"to a norm of {limit:.6g}, which is {number(times)} times the norm"
+        return Formula(
+            "clip", text, f"{shown}, as of a gradient that is clipped to the limit that the training says", fit
+        )
     text = number(times, view.near)
     if not view.is_whole:
         return Formula("factors of updates", f"{text} ({listed(view.names)})", shown, fit)

@@ -129,7 +129,7 @@ def _sums(view: View, samples: Samples, names: list[str], is_whole: bool) -> _Su
         if is_whole:
             view.pair.actual.about.setdefault("notes", []).append(
                 "The gradients of the samples do not add up to the reference's: its samples are not independent (batch "
-                "norm, an auxiliary loss), or the file is of another step."
+                "norm, an auxiliary loss), it clips them in parts, or the file is of another step."
             )
         return None
     more = [column(1, step) for step in view.pair.reference.steps if step != view.step and _has(view.pair, step, names)]
@@ -177,6 +177,7 @@ def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
         view, shown = sums.view, listed((f"{each:g}" for each in own.values()), LISTED)
         added = times * blocks
         if view.same(added, 1, 10):
+            times = 1 / blocks
             text = f"the mean of the {partition.plural}' means, not of all {what}"
         elif view.same(added, blocks, 10):
             text = f"all of {blocks} {partition.plural}' means are added"

@@ -1,5 +1,6 @@
 """Runs over several nodes: who runs where, what the nodes can reach, two at a time, and the look before."""
 
+import itertools
 import re
 import shlex
 import subprocess
@@ -68,6 +69,18 @@ def test_all_gpus_of_two_nodes_and_none(learner):
         report = learner.json(f"results/{name}/mlp/train.json")
         assert gpus(since)[report["slurm_job_id"]] == expected
         assert len(report["hosts"]) == (expected or 2)
+
+
+def test_a_queue_that_takes_one_job_of_a_user_at_a_named_cluster(learner):
+    """Each job is submitted after the one before it has ended; Slurm's commands ask that cluster."""
+    queue = "{slurm: {clusters: box, queues: {one: {partition: batch, jobs_max: 1}}, queue: [one]}}"
+    since = now()
+    names = [f"results/{name}/mlp.done" for name in ("ddp", "fsdp")]
+    learner.snakemake(*names, config=[f"site_settings={queue}", "recipe={max_steps: 3}"])
+    jobs = sorted(sacct("Submit", "End", "Cluster", since=since), key=lambda row: row["Submit"])
+    assert len(jobs) >= 3
+    assert {job["Cluster"] for job in jobs} == {"box"}
+    assert all(last["End"] <= job["Submit"] for last, job in itertools.pairwise(jobs))
 
 
 @pytest.mark.long

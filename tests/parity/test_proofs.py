@@ -89,7 +89,10 @@ def test_a_length_that_no_sequence_exceeds_is_none_in_a_proof():
 
 
 def test_what_a_proof_does_not_show_is_said():
-    config = transformers.SeedOssConfig(sparse_span=96, span_dim=96)
+    assert tiny_config.about(transformers.GPTNeoXConfig(classifier_dropout=0.1)) == [], "of another class"
+    config = transformers.CvtConfig(drop_path_rate=[0.0, 0.0, 0.1])
+    assert tiny_config.about(config) == ["proven without dropout and noise: drop_path_rate 0.1"]
+    config = transformers.SeedOssConfig(sparse_span=96, span_dim=96, hidden_sizes=[96], out_channels=96)
     assert tiny_config.about(config) == [
         "not exercised, as no rule knows whether it is a length: sparse_span 96",
         "proven without dropout and noise: attention_dropout 0.1, residual_dropout 0.1",
@@ -113,8 +116,11 @@ def test_a_table_of_proofs_ends_with_what_to_do_and_counts():
     do = "pp: x; a stage gets less than the layers read: leave `pp` out, or use tp."
     assert proof_table.summary(proofs) == [do, "1 equal, 1 differs, 1 refused, 1 failed"]
     assert proof_table.summary(proofs[:1]) == ["1 equal"]
-    assert all("or train on one device" in proof_table.remedy(axis, []) for axis in ("tp", "ep", "cp", "pp"))
-    assert "leave `ep` out, or use cp" in proof_table.remedy("fsdp_ep_cp", ["cp"]), "not the axis that is equal"
+    differing = {axis: prove.Proof(axis, "differs") for axis in ("tp", "ep", "cp", "pp", "fsdp_ep_cp")}
+    assert all("or train on one device" in proof_table.remedy(proof, []) for proof in differing.values())
+    assert "leave `ep` out, or use cp" in proof_table.remedy(differing["fsdp_ep_cp"], ["cp"]), "not the equal axis"
+    proof = prove.Proof("ddp", "differs", f"x{prove.OWN_STATISTICS}")
+    assert proof_table.remedy(proof, []) == "set recipe.sync_batch_norm, or train on one device"
 
 
 def test_lengths_are_those_that_the_model_reads():
@@ -269,7 +275,7 @@ def proofs(tmp_path_factory):
         ("other_loss", "refused", "the library's own loss is"),
         ("summarization_pp", "refused", "has two stacks of layers"),
         ("shared_False_single", "equal", "^$"),
-        ("shared_False_ddp", "differs", "its batch norm has statistics .*: set recipe.sync_batch_norm$"),
+        ("shared_False_ddp", "differs", "its batch norm has statistics of each rank's samples$"),
         ("shared_True_ddp", "equal", "^$"),
         ("reference_declined", "", "^declined by one process$"),
         ("reference_crashed", "", "^the tiny model of .* does not run in one process: it stops in .* with ValueError"),

@@ -66,6 +66,19 @@ def adamw(parameters, **settings):
     return torch.optim.AdamW(parameters, **{"lr": RATE, "weight_decay": 0.1} | settings)
 
 
+class Buffered(torch.optim.Optimizer):
+    """SGD with momentum, whose buffer has the rate in it: the same updates."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            moved = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+            p.sub_(moved.mul_(0.9).add_(p.grad, alpha=0.1))
+
+
 def slowly(parameters):
     return adamw(parameters, lr=1e-4)
 
@@ -279,6 +292,9 @@ ONE = {
     "clips at another norm": {"limit": CLIP / 2},
     "sgd in place of adamw": {"optimizer": lambda p: sgd(p, weight_decay=0.0), "clip": None},
     "clips the last layer": {"clip": lambda p, limit: clip_grad_norm_([*p][2:], limit)},
+    "clips the last layer at half the norm": {"clip": lambda p, limit: clip_grad_norm_([*p][2:], limit / 2)},
+    "keeps the rate in the buffer": {"optimizer": Buffered, "clip": None},
+    "penalty": {"each_micro": lambda model: [p.grad.add_(0.01 * p.detach().sign()) for p in model.parameters()]},
     "clips the largest value": {"clip": lambda p, limit: clip_grad_norm_(p, limit, math.inf)},
     "momentum": {"optimizer": lambda p: sgd(p, momentum=0.9), "clip": None},
     "dampening": {"optimizer": lambda p: sgd(p, momentum=0.9, dampening=0.5), "clip": None},

@@ -72,6 +72,12 @@ ALONE = {
         "reference",
         "clipped gradient; clip of some: only 2.bias, 2.weight, by their own norm",
     ),
+    "clips the last layer at half the norm": (
+        "clips the last layer",
+        "clipped gradient; clip: to a norm of 0.1, not 0.2: only 2.bias, 2.weight, by their own norm",
+    ),
+    "keeps the rate in the buffer": ("momentum", None),
+    "penalty": ("plain", "gradient; penalty: 0.01 x sign(w), as of an L1 norm"),
     "clips the largest value": ("reference", "clipped gradient; clip: to a norm of type inf (norm_type) of 0.2"),
     "sgd": ("momentum", "update; settings: momentum 0, not 0.9"),
     "dampening": ("momentum", "optimizer state; settings: dampening 0.5, not 0"),

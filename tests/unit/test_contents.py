@@ -16,7 +16,7 @@ from shardlab.models import contents
 from shardlab.models._chain import Chain, Segment
 from shardlab.models.weights import materialize
 from shardlab.runtime import tasks, trial
-from shardlab.settings.model_rules import reduced
+from shardlab.settings.model_rules import reduced, refusal
 from shardlab.settings.types import Run
 
 
@@ -107,11 +107,11 @@ def test_a_model_is_refused_before_anything_trains_or_not_at_all(looked_at, name
     runs = {engine: foreign.run_of(name, engine) for engine in ENGINES}
     try:
         model, seen = looked_at(runs["single"])
-    except UserError as refusal:
-        sentences = dict.fromkeys(ENGINES, str(refusal))
+    except UserError as error:
+        sentences = dict.fromkeys(ENGINES, str(error))
     else:
         found = {engine: contents.inspect(run, model) | seen for engine, run in runs.items()}
-        sentences = {engine: contents.refusal(run, found[engine]) for engine, run in runs.items()}
+        sentences = {engine: refusal(run, found[engine]) for engine, run in runs.items()}
     for engine, expected in MODELS[name].expects.items():
         verdict, _, words = expected.partition(": ")
         assert bool(sentences[engine]) == (verdict == "refused"), engine

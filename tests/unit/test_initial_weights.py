@@ -9,8 +9,8 @@ import pytest
 from helpers.common import ROOT, save_initial, tiny_run
 from shardlab.errors import UserError, remedy
 from shardlab.files import sha256, write_json
-from shardlab.records.reports import InitialReport, initial_digest
-from shardlab.settings import run_identity
+from shardlab.records.reports import InitialReport, initial_digest, initial_report
+from shardlab.settings import model_rules, run_identity
 
 CALLS = """
 import importlib, json, sys
@@ -27,11 +27,10 @@ print("\\n" + json.dumps(said))
 """
 
 
-def report_of(run, weights):
+def report_of(run, weights, **properties):
     identity = run_identity.identity_of(run, "")
-    InitialReport(identity=identity, weights=sha256(weights), parameters=1, loss=1.0).write(
-        weights.with_suffix(".json")
-    )
+    report = InitialReport(identity=identity, weights=sha256(weights), parameters=1, loss=1.0, properties=properties)
+    report.write(weights.with_suffix(".json"))
 
 
 @pytest.fixture
@@ -42,6 +41,13 @@ def initial(tmp_path):
     save_initial(run, weights)
     report_of(run, weights)
     return run, weights
+
+
+def said(*calls):
+    """Return the error of each call of a program, or ""."""
+    words = [sys.executable, "-c", CALLS, json.dumps(calls)]
+    done = subprocess.run(words, cwd=ROOT / "scripts", capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def damage(path):
@@ -76,11 +82,6 @@ def test_every_program_that_starts_from_them_refuses_damaged_ones(initial, tiny_
     twins = ["noise_floor", *start, single, "--draws=1", f"--output={folder / 'noise_floor.json'}"]
     capture = ["capture", *start, f"--output={folder / 'capture'}"]
 
-    def said(*calls):
-        words = [sys.executable, "-c", CALLS, json.dumps(calls)]
-        done = subprocess.run(words, cwd=ROOT / "scripts", capture_output=True, text=True, check=True)
-        return json.loads(done.stdout.splitlines()[-1])
-
     assert said(train, evaluate, twins) == ["", "", ""]
     test, train_report = (json.loads((folder / name).read_text()) for name in ("test.json", "train.json"))
     assert test["ema_loss"] != test["loss"]
@@ -94,3 +95,21 @@ def test_every_program_that_starts_from_them_refuses_damaged_ones(initial, tiny_
     report_of(run, weights)
     (other,) = said(evaluate)
     assert "model.safetensors was trained from other initial weights than those there are now; train again" in other
+
+
+def test_what_drawing_the_weights_showed_is_known_to_strategies_that_are_added_later(initial, tiny_data, tmp_path):
+    run, weights = initial
+    report_of(run, weights, changing=["calls"])
+    dropped = tiny_run("mnist")
+    model = dropped.model.model_copy(update={"args": dropped.model.args | {"dropout1": 0.2}})
+    words = {}
+    for name, each in (("mlp", run), ("mnist", dropped.model_copy(update={"model": model}))):
+        write_json(tmp_path / f"{name}/run.json", each.model_dump())
+        words[name] = [f"--settings={tmp_path / name / 'run.json'}", f"--data={tiny_data / name}"]
+    drawn, report = tmp_path / "init/mnist.safetensors", tmp_path / "init/mnist.json"
+    init = ["init", *words["mnist"], f"--output={drawn}", f"--report={report}"]
+    error, refusal = said(init, ["train", *words["mlp"], f"--weights={weights}", f"--output={tmp_path / 'mlp'}"])
+    assert error == ""
+    (note,) = model_rules.notes(tiny_run("mnist", "ddp"), initial_report(drawn).properties)
+    assert "has dropout, or other random numbers in training (dropout1); " in note
+    assert "has values that a forward pass changes, besides the statistics of batch norm (calls); ranks" in refusal

@@ -24,6 +24,8 @@ from shardlab.proof import of_workload, proof_table, tiny_config
 from shardlab.proof.prove import Proof
 from shardlab.proof.tiny_runs import NOTHING, Written, tiny_run
 from shardlab.settings import load
+from shardlab.settings.pretrained import settings as settings_of
+from shardlab.settings.types import Model
 
 LLAMA = transformers_models.SIZES | {"model_type": "llama"}
 
@@ -59,6 +61,7 @@ def of_a_classifier(weights):
         ("llama", {}, {"model.norm.weight": torch.ones(32, dtype=torch.int8)}, "bits or more (model.norm.weight)"),
         ("llama", {}, {"model.norm.weight": torch.full((32,), math.nan)}, "not finite (model.norm.weight)"),
         ("qwen3", {}, {"lm_head.weight": torch.ones(300, 32)}, "have other values for"),  # tied
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, {}, "quantization_config (gptq), and no strategy"),
     ],
 )
 def test_weights_that_are_not_those_of_the_configuration_are_refused(tmp_path, kind, keys, change, words):
@@ -71,6 +74,22 @@ def test_weights_that_are_not_those_of_the_configuration_are_refused(tmp_path, k
         create(folder)
     assert str(folder) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_what_is_quantized_or_an_adapter_is_said_before_a_job_and_by_check_model(tmp_path, monkeypatch):
+    model = Model(name=f"hf:{tmp_path}", args={}, blocks=[], tensor={}, segments=0)
+    monkeypatch.setattr(sys, "argv", ["check-model", str(tmp_path), "--strategies", "fsdp"])
+    (tmp_path / "adapter_config.json").write_text("{}")
+    for words in (
+        "has an adapter and no model; name its base_model_name_or_path (adapter_config.json), or",
+        "has quantization_config (fp8), and no",
+    ):
+        for call in (lambda: settings_of(model, "own.yaml"), check_model.main):
+            with pytest.raises(UserError, match=re.escape(words)):
+                call()
+        (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": {"quant_method": "fp8"}}))
+    new = settings_of(model.model_copy(update={"args": {"pretrained": False}}), "own.yaml")
+    assert new.folder == str(tmp_path)
 
 
 @pytest.mark.parametrize("pooled", [True, False])
@@ -327,7 +346,7 @@ def test_a_strategy_that_is_not_proven_equal_is_refused(tmp_path, monkeypatch, t
     of_workload.check(run, verdicts, path)
     failed = {"mp", "tp@tp=4", "tp@tp=8"} | ({"ddp"} if task == "instruction_tuning" else set())
     of = "its documents one at a time" if task == "instruction_tuning" else "one process"
-    remedies = {name: proof_table.remedy(name, ["fsdp", "cp"]) for name in verdicts}
+    remedies = {name: proof_table.remedy(Proof(name, "failed"), ["fsdp", "cp"]) for name in verdicts}
     assert json.loads(path.read_text())["refused"] == {
         **{name: f"it could not be proven at tiny sizes (why); {remedies[name]}." for name in failed},
         "pp": f"at tiny sizes a step is not that of {of}: why; {remedies['pp']}.",

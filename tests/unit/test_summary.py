@@ -14,7 +14,7 @@ from shardlab.records.expert_choices import encode
 from shardlab.records.reports import InitialReport, TestReport, Twin, WeightsReport
 from shardlab.report import summary, summary_markdown
 from shardlab.report.verdict import diagnosis, expected, flips, judge, pages, relative, verdict
-from shardlab.settings import load, run_identity
+from shardlab.settings import load, model_rules, run_identity
 from shardlab.settings.precisions import PRECISIONS
 
 
@@ -71,11 +71,12 @@ def test_what_is_not_equal_has_a_page_of_its_diagnosis():
 
 def test_what_makes_a_model_unequal_is_said_where_runs_are(tmp_path):
     single, ddp = tiny_run("mlp"), tiny_run("mlp", "ddp")
-    note, identity = "ddp: model mlp has dropout.", run_identity.identity_of(single, "d")
+    identity, seen = run_identity.identity_of(single, "d"), {"random": ["drop"]}
+    (note,) = model_rules.notes(ddp, seen)
     finished(tmp_path, single)
     for loss, initial, said in ((3.0, "i", f"Expected: {note}"), (3.0, "of others", ""), (2.0, "i", "")):
         finished(tmp_path, ddp, loss=loss)
-        made = InitialReport(identity=identity, weights=initial, parameters=1, loss=9.0, notes=[note])
+        made = InitialReport(identity=identity, weights=initial, parameters=1, loss=9.0, properties=seen)
         made.write(tmp_path / "init/mlp.json")
         assert expected(judge(summary.collect([single, ddp], tmp_path, 0))) == said
 

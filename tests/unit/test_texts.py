@@ -156,11 +156,17 @@ def added(*tokens):
 @pytest.mark.parametrize(
     ("tokenizer", "model", "options", "words"),
     [
-        (added("zz"), {}, {}, ["the token 'zz' of a text has the id 300", "vocab_size 300; set it to 301"]),
-        (None, {}, {"vocab_size": 20}, ["the workload has vocab_size 20; set it to 300"]),
+        (added("zz"), {}, {}, ["the token 'zz' of a text has the id 300", "vocab_size 300; use", "embeddings(301)"]),
+        (None, {}, {"vocab_size": 20}, ["the workload has vocab_size 20; ", " another vocab_size: 300."]),
         (None, {"eos_token_id": 50256}, {}, ["the end token has the id 50256", "config.json has vocab_size 300"]),
         (None, {"eos_token_id": None}, {}, ["config.json has no eos_token_id"]),
-        (None, {}, {"sequence_length": 65}, ["sequence_length is 65, but the model has 64 positions", "at most 64"]),
+        (
+            None,
+            {},
+            {"sequence_length": 65},
+            ["is 65, but the model has 64 positions (/", "config.json: n_positions 64"],
+        ),
+        (None, {"n_positions": 9}, {"sequence_length": 10}, ["(`model:` of the workload's size: n_positions 9); set"]),
     ],
 )
 def test_a_causal_model_that_does_not_take_the_tokens(tmp_path, theirs, tokenizer, model, options, words):

@@ -67,7 +67,8 @@ def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
     """Prove strategies on the model of a folder, made tiny in another one, and print each proof as it is made.
 
     Raises:
-        UserError: config.json describes no model of the library, or none that can be made tiny or trained for a step.
+        UserError: config.json describes no model of the library, or none that can be made tiny or trained for a step;
+            or quantized weights.
     """
     # Imports take seconds.
     from shardlab.models import _transformers
@@ -75,6 +76,7 @@ def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
     from shardlab.proof.prove import prove
     from shardlab.proof.tiny_runs import Written
 
+    pretrained.check_unquantized(folder)
     config, _ = _transformers.configuration(folder, {})
     written = Written([], {}, tiny_config.task_of(config))
     trained = _transformers.check(written.task, str(folder), {}).__name__
@@ -108,10 +110,7 @@ def config_folder(name: str, revision: str, downloads: Path) -> Path:
     if (folder / "config.json").exists():
         return folder
     if not pretrained.is_pretrained(name):
-        raise UserError(
-            f"{folder}/config.json does not exist; name a folder written by save_pretrained, or a repository of the "
-            "hub as hf:owner/name."
-        )
+        raise UserError(pretrained.no_model(folder, str(folder)))
     model = Model(name=name, args={"pretrained": False, "revision": revision}, blocks=[], tensor={}, segments=0)
     hub_download.download_model(pretrained.settings(model, "check-model"), downloads)
     return downloads

@@ -19,6 +19,7 @@ from shardlab.records.reports import InitialReport
 from shardlab.runtime import distributed, optimizers, tasks, trial
 from shardlab.runtime.device import device_for_rank
 from shardlab.settings import code_fingerprint, run_identity
+from shardlab.settings.model_rules import RULES
 from shardlab.settings.types import Run, read_run
 from shardlab.train import evaluation
 
@@ -42,28 +43,31 @@ def main(
     tasks.check_model(run, model)
     code_fingerprint.check_unchanged(run.sources, run.model.sources)
     runs = [completed(each, model) for each in _runs(complete, strategies or {})]
-    contents.check_all(complete, model, runs, {})
+    notes = contents.check_all(complete, model, runs, {})
+    # Of what shows without weights, the summary needs what makes runs unequal; a training looks at the rest itself.
+    properties = {key: names for key, names in contents.inspect(complete, model).items() if RULES[key].noted}
     contents.check_drawn(complete, model)
     digest = save(models.initial_weights(run.model, run.task, dtype, run.seed), models.state(model), output)
     parameters = models.parameter_count(model)
     print(f"{parameters:,} parameters, seed {run.seed}")
     if report is None or data is None:
         return
-    loss, notes = None, _of_library(run, model)
+    loss = None
     if not run.evaluated_sharded:
         device = device_for_rank(run.site.device)
         task = tasks.load(run.task, data, dtype, device, loss_chunks=run.recipe.loss_chunks)
         materialize(model, output, device)
-        notes += contents.check_all(complete, model, runs, trial.find_properties(complete, task, model))
+        properties |= trial.find_properties(complete, task, model)
+        notes = contents.check_all(complete, model, runs, properties)
         loss = evaluation.evaluate_model(run, task, model).loss
-    for sentence in notes:
+    for sentence in _of_library(run, model) + notes:
         print(f"note: {sentence}")
     drawn = InitialReport(
         identity=run_identity.identity_of(run, store.fingerprint_of(data)),
         weights=digest,
         parameters=parameters,
         loss=loss,
-        notes=notes,
+        properties=properties,
     )
     drawn.write(report)
     print(f"test loss {drawn.loss}")

@@ -106,7 +106,7 @@ def download_model(model: Model, folder: Path) -> dict[str, Any]:
                 part.unlink()
             _, files = _snapshot("model", model.repo, commit, wanted, local_dir=folder)
         if "config.json" not in files:
-            raise UserError(f"model {model.repo} has no config.json; name a transformers model.")
+            raise UserError(f"model {model.repo} has no config.json; name a transformers model, no adapter.")
         if model.pretrained and not any(name.endswith(".safetensors") for name in files):
             raise UserError(f"model {model.repo} has no safetensors weights; convert them, or set pretrained: false.")
         source = {"repo": model.repo, "revision": model.revision}

@@ -39,11 +39,16 @@ class ModelConfig:
         # Of a model of texts and pictures some keys are those of its part for texts, others stand beside that.
         own = {key: value for key, value in (content.get("text_config") or {}).items() if value is not None}
         self.keys: dict[str, Any] = {**content, **own, **changes}
+        self.changes = changes
 
     @property
     def vocab_size(self) -> int | None:
         """Number of ids that the model has, if it says so."""
         return self.keys.get("vocab_size")
+
+    def place(self, key: str) -> str:
+        """Return where a key stands."""
+        return "`model:` of the workload's size" if key in self.changes else str(self.path)
 
     def special_tokens(self) -> dict[str, int]:
         """Return the ids of ``pad``, ``start`` (of a summary) and ``end``.
@@ -80,6 +85,6 @@ class ModelConfig:
             used = self.keys.get("pad_token_id", 1) + 1 if AFTER_PAD.fullmatch(kind) else 0
             if options[option] > (positions := self.keys[key] - used):
                 raise UserError(
-                    f"{option} is {options[option]}, but the model has {positions} positions ({self.path}: {key} "
+                    f"{option} is {options[option]}, but the model has {positions} positions ({self.place(key)}: {key} "
                     f"{self.keys[key]}); set {option} to at most {positions}."
                 )

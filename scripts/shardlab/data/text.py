@@ -81,7 +81,9 @@ class Text(NamedTuple):
             needed = max(self.tokenizer.get_vocab().values()) + 1
             raise UserError(
                 f"the token {self.tokenizer.id_to_token(most)!r} of a text has the id {most}, but {self.where} has "
-                f"vocab_size {self.vocab_size}; set it to {needed}, or use the tokenizer that the model was made with."
+                f"vocab_size {self.vocab_size}; use the tokenizer that the model was made with, or save the model with "
+                f"resize_token_embeddings({needed}). Only new weights (`pretrained: false` under `model:`) take "
+                f"another vocab_size: {needed}."
             )
 
     def token(self, name: str) -> int:
@@ -165,7 +167,7 @@ def model_encoder(data: DataSet) -> Text:
         tokenizer.model.dropout = None
     config = ModelConfig(folder, data.model)
     config.check_lengths(data.options)
-    sizes = [(config.vocab_size, str(config.path)), (data.options.get("vocab_size"), "the workload")]
+    sizes = [(config.vocab_size, config.place("vocab_size")), (data.options.get("vocab_size"), "the workload")]
     vocab_size, where = min(((size, where) for size, where in sizes if size is not None), default=(None, ""))
     return text_of(tokenizer, config.special_tokens(), vocab_size, where)
 

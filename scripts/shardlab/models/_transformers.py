@@ -29,7 +29,7 @@ from shardlab.models.declared import layer_lists
 from shardlab.models.weights import FLOATS
 from shardlab.patches.torch_modules import around_forward
 from shardlab.patches.transformers_values import grouped_experts, no_packed_samples, unexpected_weights
-from shardlab.settings.pretrained import read_keys
+from shardlab.settings.pretrained import check_unquantized, read_keys
 from shardlab.settings.types import CAUSAL, DECLARED
 
 standard_logging.getLogger("torch._subclasses.fake_tensor").setLevel(standard_logging.CRITICAL)  # it also raises them
@@ -66,6 +66,8 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             "recipe.dtype."
         )
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if pretrained:
+        check_unquantized(Path(folder))
     config, unknown = configuration(folder, args)
     if '"image_size"' not in config.to_json_string(use_diff=False):
         unknown.pop("image_size", None)  # of the data: convolutions take pictures of any size
@@ -218,12 +220,8 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpecte
 
 
 def _of_other_types(folder: str, model: nn.Module) -> set[str]:
-    """Return the parameters that a model has in another type than float32, or that files have in one that is no type of
-    weights, without a quantization that says what they stand for.
-    """
+    """Return the parameters that a model has in another type than float32, or files in one that is none of weights."""
     found = {name for name, value in model.named_parameters() if value.dtype != torch.float32}
-    if hasattr(model.config, "quantization_config"):
-        return found
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return found | {name for name, kind in _stored(Path(folder)).items() if name in names and kind not in FLOATS}
 

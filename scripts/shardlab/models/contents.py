@@ -19,11 +19,8 @@ from shardlab.models import build, matching, without_numbers
 from shardlab.models._chain import Chain
 from shardlab.models.declared import COPIED, layer_lists, split_unevenly
 from shardlab.patches.torch_modules import attributes_read
-from shardlab.settings.model_rules import KEY, OWN_PIECES, OWN_SAMPLES, RULES, techniques
+from shardlab.settings.model_rules import SHOWN, check_properties, notes, refusal, techniques
 from shardlab.settings.types import Run
-
-SHOWN = 3
-"""Names in a sentence."""
 
 
 def check(run: Run, model: nn.Module) -> None:
@@ -32,8 +29,7 @@ def check(run: Run, model: nn.Module) -> None:
     Raises:
         UserError: it does not; names what is in the way, and what would work.
     """
-    if sentence := refusal(run, inspect(run, model)):
-        raise UserError(f"{run.strategy} x {run.workload}: {sentence}")
+    check_properties(run, inspect(run, model))
 
 
 def check_drawn(run: Run, model: nn.Module) -> None:
@@ -96,32 +92,6 @@ def check_all(run: Run, model: nn.Module, runs: list[Run], seen: Mapping[str, li
     return [f"{', '.join(names)} and strategies alike: {note}" for note, names in sentences.items()]
 
 
-def refusal(run: Run, properties: Mapping[str, list[str]]) -> str | None:
-    """Return a sentence on why a strategy does not take a model with these properties (property: names)."""
-    for key, names in properties.items():
-        for technique in techniques(run):
-            remedy = RULES[key].refused.get(technique)
-            if remedy and not (KEY in remedy and getattr(run.options, KEY) and run.engine == "torch"):
-                return f"model {run.model.name} has {_named(key, names)}; {remedy}."
-    return None
-
-
-def notes(run: Run, properties: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yield a sentence for each property with which a strategy trains, but not the same model as one device."""
-    for key, names in properties.items():
-        for technique in techniques(run):
-            remedy = RULES[key].noted.get(technique)
-            if remedy == OWN_SAMPLES and run.recipe.sync_batch_norm and technique != "dp":
-                remedy = OWN_PIECES if run.recipe.gradient_accumulation_steps > 1 else None
-            if remedy:
-                yield f"model {run.model.name} has {_named(key, names)}; {remedy}."
-
-
-def _named(key: str, names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{RULES[key].title} ({', '.join(names[:SHOWN])}{more})"
-
-
 def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
     """Return the properties of a model that the rules name, each with the parameters, buffers or modules that have it.
 
@@ -129,13 +99,11 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
     """
     parameters = dict(model.named_parameters())
     trained = {name: value for name, value in parameters.items() if value.requires_grad}
-    ties = tied(model)
     dtype = getattr(torch, run.recipe.dtype)
-    made = [name for name, buffer in saved_buffers(model).items() if buffer.is_meta]
     drawn_by_module = hasattr(model, "initialize") and not run.model.folder
+    made = [name for name, buffer in saved_buffers(model).items() if buffer.is_meta and drawn_by_module]
     properties = {
-        "tied": [name for names in ties for name in names],
-        "tied_split": _in_split_layers(run, model, ties),
+        "tied_split": _in_split_layers(run, model, tied(model)),
         "apart": _not_apart(run, model),
         "unsplit": _unsplit(run, model),
         "gathered": _between_whole(run, model),
@@ -148,8 +116,7 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
         "complex": [name for name, value in parameters.items() if value.is_complex()],
         "mixed": [name for name, value in trained.items() if value.dtype != dtype],
         "mixed_in_module": [*_of_several_dtypes(model, dtype)],
-        "made": [] if drawn_by_module else made,
-        "made_unsaved": [*(made if drawn_by_module else []), *_made_unsaved(model)],
+        "made_unsaved": [*made, *_made_unsaved(model)],
         "kept": [*_kept(model)],
         "hooked": [name for name, value in parameters.items() if _has_hooks(value)],
         "sparse": [name for name, module in model.named_modules() if getattr(module, "sparse", None) is True],

@@ -67,7 +67,7 @@ def _why(proof: Proof, equal: list[str], *, packed: bool) -> str:
     """Return why a strategy must not train; ``packed``: rows of several documents."""
     if proof.verdict == "refused":
         return proof.reason
-    use = proof_table.remedy(proof.strategy, equal)
+    use = proof_table.remedy(proof, equal)
     if proof.verdict == "differs":
         one = "its documents one at a time" if packed else "one process"
         return f"at tiny sizes a step is not that of {one}: {proof.reason}; {use}."

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from shardlab.proof.prove import Proof
+from shardlab.proof.prove import OWN_STATISTICS, Proof
 from shardlab.settings import load
 
 REMEDIES = {
@@ -30,7 +30,7 @@ def summary(proofs: Sequence[Proof]) -> list[str]:
     lines = []
     for proof in proofs:
         if proof.verdict == "differs":
-            lines.append(f"{proof.strategy}: {proof.reason}; {remedy(proof.strategy, equal)}.")
+            lines.append(f"{proof.strategy}: {proof.reason}; {remedy(proof, equal)}.")
     counts = {
         verdict: sum(proof.verdict == verdict for proof in proofs)
         for verdict in ("equal", "differs", "refused", "failed")
@@ -39,10 +39,12 @@ def summary(proofs: Sequence[Proof]) -> list[str]:
     return lines
 
 
-def remedy(strategy: str, equal: Sequence[str]) -> str:
+def remedy(proof: Proof, equal: Sequence[str]) -> str:
     """Return what to do about a strategy that differs; ``equal``: the ones that do not."""
     right = {axis for name in equal for axis in load.variant_of_strategy(name).degrees}
-    axes = load.variant_of_strategy(strategy).degrees.keys() - right
-    of_axis = next((text for axis, text in REMEDIES.items() if axis in axes), "")
+    axes = load.variant_of_strategy(proof.strategy).degrees.keys() - right
+    own = next((text for axis, text in REMEDIES.items() if axis in axes), "")
+    if proof.reason.endswith(OWN_STATISTICS):
+        own = "set recipe.sync_batch_norm"
     use = f"use {', '.join(equal[:4])}" if equal else "train on one device"
-    return f"{of_axis}, or {use}" if of_axis else use
+    return f"{own}, or {use}" if own else use

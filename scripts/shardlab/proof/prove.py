@@ -15,13 +15,14 @@ from shardlab.models import contents
 from shardlab.proof.step_on_ranks import GRADIENT, LOSS, UPDATED, Difference, one_process, under_strategy
 from shardlab.proof.tiny_runs import NAME, NOTHING, Written, tiny_run
 from shardlab.proof.warm_ranks import Answer, Ranks
+from shardlab.settings import model_rules
 from shardlab.settings.types import Run, Strategy
 
 TOLERANCE = 1e-9
 """Largest difference of loss, gradient norm and gradients, relative to the quantity's largest value, in float64."""
 TOLERANCE_OF_UPDATES = 1e-6
 """That of the first update: Adam divides a gradient by its size, so rounding in small ones counts."""
-OWN_STATISTICS = "; its batch norm has statistics of each rank's samples: set recipe.sync_batch_norm"
+OWN_STATISTICS = "; its batch norm has statistics of each rank's samples"
 Verdict = Literal["equal", "differs", "refused", "failed"]
 
 
@@ -83,7 +84,7 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
                 yield Proof(name, "refused", _plain(str(error), name, folder))
                 continue
             proof = judge(run, ranks(run.world_size).call(under_strategy, run, place))
-            if proof.verdict == "failed" and (known := contents.refusal(run, seen)):
+            if proof.verdict == "failed" and (known := model_rules.refusal(run, seen)):
                 proof = Proof(name, "refused", known)
             reason = _plain(proof.reason, name, folder) + OWN_STATISTICS * (mixes and proof.verdict == "differs")
             yield proof._replace(reason=reason, seconds=time.monotonic() - started)

@@ -6,7 +6,7 @@ blocks, positions) becomes smaller than a proof's sequence, so that there are to
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,19 +109,19 @@ SIZES: list[tuple[str, int]] = [
 ]
 """Whole name of a key whose value is a positive number: its tiny value. The first match counts; 0 and none stay."""
 NO_LENGTHS = re.compile(
-    r"\w*(theta|_id|_ids|_index|idx|indices|idxs|rank|size|dim|dims|scale|scaling|scalar|multiplier|factor|coef\w*|"
-    r"softcap\w*|soft_cap|clip\w*|threshold|multiple_of|divisible_by|limit|iters|seed|eps|alpha|fast|slow|heads|"
+    r"\w*(theta|_id|_ids|_index|idx|indices|idxs|rank|sizes?|dims?|depths?|channels|scale|scaling|scalar|multiplier|factor|"
+    r"encoder_stride|coef\w*|softcap\w*|soft_cap|clip\w*|threshold|multiple_of|divisible_by|limit|iters|seed|eps|alpha|fast|slow|heads|"
     r"types|labels?|experts|rate|_max|_min|groups|base|hidden_size_global|d_rel)"
 )
 """Keys of other numbers that a tiny model keeps: no tokens are counted with them."""
-EITHER = re.compile(r"\w*(block|window|chunk|kernel|buffer|cache|segment|patch|stride)\w*_size|\w*(prompt|mem)\w*")
+EITHER = re.compile(r"\w*(block|window|chunk|kernel|buffer|cache|segment|patch|stride)\w*_sizes?|\w*(prompt|mem)\w*")
 """Keys that end like those, and may count tokens."""
 INDICES_OF_LAYERS = re.compile(r"\w*(layer|attn|attention)\w*(indices|idxs|ids)|global_attn_layers|\w*_layers")
 """Keys with a list of layers' numbers."""
 RATES = re.compile(r"\w*(drop|jitter)\w*")
 """Keys with a probability, or a size of noise: none in a proof."""
-HALF = 0.5
-"""A rate whose effect on a few tokens shows."""
+RATE = {False: 0.5, True: 0.99}
+"""Training: a rate whose effect on a few tokens shows, also that on few layers."""
 
 
 def tiny(config: PreTrainedConfig, *, fill: bool = False, longest: int | None = None) -> PreTrainedConfig:
@@ -172,7 +172,7 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
     ]
     idle = [name for name in exceeded if not _is_exercised(config, name.partition(" ")[0], longest)]
     rates = {key: f"{key} {value}" for key, value in values if RATES.fullmatch(key) and value > 0}
-    acting = [*_acting(config, rates, longest)] if rates else []
+    acting, noise = ([*_acting(config, rates, longest, training=training)] for training in (False, True))
     known = [re.compile(pattern) for pattern, _ in (*LENGTHS, *SIZES)]
     known += [NUMBER_OF_LAYERS, MAXIMUM, RATES, INDICES_OF_LAYERS]
     unknown = [
@@ -187,7 +187,7 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
         "of sequences that exceed": [name for name in exceeded if name not in idle],
         "lengths without effect on the tiny model": idle,
         "not exercised, as no rule knows whether it is a length": unknown,
-        "proven without dropout and noise": [name for key, name in rates.items() if key not in acting],
+        "proven without dropout and noise": [rates[key] for key in noise if key not in acting],
         "proven with 0, though evaluation depends on it": [rates[key] for key in acting],
     }
     return [f"{sentence}: {', '.join(found)}" for sentence, found in sentences.items() if found]
@@ -205,29 +205,34 @@ def _is_exercised(config: PreTrainedConfig, key: str, longest: int | None) -> bo
     return not torch.equal(*outputs)
 
 
-def _acting(config: PreTrainedConfig, rates: Iterable[str], longest: int | None) -> Iterator[str]:
-    """Yield those of the keys in ``RATES`` with which a tiny model computes otherwise in evaluation: no mere noise."""
-    made = tiny(config, longest=longest).to_dict()
+def _acting(config: PreTrainedConfig, rates: Collection[str], longest: int | None, *, training: bool) -> Iterator[str]:
+    """Yield those of the keys in ``RATES`` with which a tiny model computes otherwise: in evaluation, where they are no
+    mere noise, or in ``training``. One whose model cannot be run counts as noise.
+    """
+    made = tiny(config, longest=longest).to_dict() if rates else {}
     for key in rates:
         try:
-            outputs = [_outputs(type(config)(**_with(made, key, rate))) for rate in (0.0, HALF)]
-        except Exception:  # of a key that takes no such number
-            continue
-        if not torch.equal(*outputs):
+            configs = [type(config)(**_with(made, key, rate)) for rate in (0.0, RATE[training])]
+            acts = not torch.equal(*(_outputs(each, training=training) for each in configs))
+        except Exception:  # of a key that takes no such number, or of batch norm of a single sample
+            acts = training
+        if acts:
             yield key
 
 
 def _with(values: dict[str, Any], key: str, value: float) -> dict[str, Any]:
-    """Return a configuration with another value of a key, wherever it is a number."""
+    """Return a configuration with another value of a key, wherever it is a number or a list of them."""
     found = {name: _with(each, key, value) if isinstance(each, dict) else each for name, each in values.items()}
-    return found | ({key: value} if isinstance(values.get(key), int | float) else {})
+    own = values.get(key)
+    new = [value] * len(own) if isinstance(own, list | tuple) else value
+    return found | ({key: new} if isinstance(own, int | float | list | tuple) else {})
 
 
-def _outputs(config: Any) -> Tensor:
+def _outputs(config: Any, *, training: bool = False) -> Tensor:
     """Return the logits of a model whose weights are drawn, also those that begin as 0."""
     task = task_of(config)
     torch.manual_seed(0)
-    model: Any = getattr(transformers, CLASSES[task][0]).from_config(config).eval()
+    model: Any = getattr(transformers, CLASSES[task][0]).from_config(config).train(training)
     tokens = torch.arange(LENGTH)[None] + LOWEST
     with torch.no_grad():
         for parameter in model.parameters():

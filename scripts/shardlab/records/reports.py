@@ -237,7 +237,7 @@ class TestReport(Evaluated, Report):
 class InitialReport(Report):
     """The initial weights that all runs of a workload start from: init/WORKLOAD.json."""
 
-    schema_version: Literal[1] = Field(1, description="Version of this format.")
+    schema_version: Literal[2] = Field(2, description="Version of this format.")
     identity: Identity = Field(description="Workload and data that this belongs to.")
     weights: str = Field(description="SHA-256 of the weights.")
     parameters: int = Field(description="Number of trainable values.")
@@ -245,7 +245,9 @@ class InitialReport(Report):
         description="Mean loss per target over the test split; null if runs are evaluated sharded, as one device "
         "may not hold the model."
     )
-    notes: list[str] = Field([], description="Why runs of some strategies will not be equal to one device.")
+    properties: dict[str, list[str]] = Field(
+        {}, description="What the model contains under any strategy (settings/model_rules.py), with names."
+    )
 
 
 class WeightsReport(Report):
@@ -278,11 +280,21 @@ def initial_digest(weights: Path) -> str:
     Raises:
         UserError: they differ.
     """
-    digest, report = sha256(weights), weights.with_suffix(".json")
-    again = remedy("recreate both", weights, "-f")
-    if report.exists() and InitialReport.read(report, again).weights != digest:
-        raise UserError(f"{weights} is damaged: its SHA-256 is not the one in {report}; {again}.")
+    digest, report = sha256(weights), initial_report(weights)
+    if report and report.weights != digest:
+        where, again = weights.with_suffix(".json"), remedy("recreate both", weights, "-f")
+        raise UserError(f"{weights} is damaged: its SHA-256 is not the one in {where}; {again}.")
     return digest
+
+
+def initial_report(weights: Path) -> InitialReport | None:
+    """Return the report next to initial weights, if there is one.
+
+    Raises:
+        UserError: see ``Report.read``.
+    """
+    path = weights.with_suffix(".json")
+    return InitialReport.read(path, remedy("recreate both", weights, "-f")) if path.exists() else None
 
 
 class Twin(Strict):

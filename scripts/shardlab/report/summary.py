@@ -14,17 +14,17 @@ from shardlab.records import done, manifest, plan
 from shardlab.records.expert_choices import count_flips
 from shardlab.records.reports import (
     FirstStep,
-    InitialReport,
     Kind,
     NoiseFloorReport,
     TestReport,
     TrainReport,
     Twin,
     WeightsReport,
+    initial_report,
 )
 from shardlab.records.script_lines import DUMPS, has_dumps
 from shardlab.report import verdict
-from shardlab.settings import resolve, run_identity
+from shardlab.settings import model_rules, resolve, run_identity
 from shardlab.settings.config import Config
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
@@ -211,7 +211,7 @@ def _finished(run: Run, folder: Path, singles: dict[str, Single], noise_floor_ru
         tensor_bytes=train.held(),
         peak_memory_bytes=max(train.peak_memory_bytes) if train.peak_memory_bytes else None,
         bytes_per_step=train.bytes_per_step,
-        notes=_notes(results / "init" / f"{resolve.weights_of(run.workload)}.json", train),
+        notes=_notes(run, results / f"init/{resolve.weights_of(run.workload)}.safetensors", train),
         **held,
         **compare_first_steps(
             run,
@@ -280,10 +280,12 @@ def farthest_weight(
     }
 
 
-def _notes(path: Path, train: TrainReport) -> str | None:
-    """Return what the job that drew a run's initial weights said about strategies that will not be equal."""
-    report = InitialReport.read(path, "make it again") if path.exists() else None
-    return " ".join(report.notes) or None if report and report.weights == train.initial_weights else None
+def _notes(run: Run, initial: Path, train: TrainReport) -> str | None:
+    """Return what keeps a run from being equal, by what the model of its ``initial`` weights contains."""
+    report = initial_report(initial)
+    if report is None or report.weights != train.initial_weights:
+        return None
+    return " ".join(model_rules.notes(run, report.properties)) or None
 
 
 def rounded_weights(run: Run, changed: int, rounded: int, in_single: int) -> str | None:

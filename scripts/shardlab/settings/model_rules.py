@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from shardlab.errors import UserError
 from shardlab.settings.types import Run
 
 TECHNIQUES = {
@@ -38,6 +39,8 @@ class Rule(NamedTuple):
     """Technique: the same where it trains, but what it computes is not equal to one device."""
 
 
+SHOWN = 3
+"""Names in a sentence."""
 ONE_VALUE = "make each a vector of one value, nn.Parameter(torch.ones(1))"
 OWN_SAMPLES = (
     "statistics are of each rank's own samples, so expect unequal results; set recipe.sync_batch_norm to have those of "
@@ -52,7 +55,6 @@ KEY = "find_unused_parameters"
 FIND = f"set {KEY} in the strategy's entry in config/strategies.yaml"
 
 RULES = {
-    "tied": Rule("tied parameters (one parameter of several modules)"),
     "tied_split": Rule(
         "tied parameters of a layer that the `tensor` plan splits",
         {"tensor": "leave these modules out of the `tensor` plan, untie them, or use fsdp"},
@@ -79,7 +81,6 @@ RULES = {
         {"tensor": "choose a degree that divides them, or is a multiple of the key/value heads, or use fsdp"},
     ),
     "scalar": Rule("parameters without dimensions", dict.fromkeys(("fsdp", *ZERO), ONE_VALUE)),
-    "strided": Rule("transposed parameters, stored contiguously from then on"),
     "empty": Rule(
         "parameters of 0 values", {"zero3": "DeepSpeed cannot gather these; use another strategy, or make them None"}
     ),
@@ -95,7 +96,6 @@ RULES = {
         "trained parameters of several dtypes in one module, or of another one in the model itself",
         {"fsdp": "FSDP reduces one dtype at a time; give those of another to a submodule, or use ddp"},
     ),
-    "made": Rule("persistent buffers made from parameters (masks)"),
     "made_unsaved": Rule(
         "other values made from parameters in the constructor",
         dict.fromkeys(
@@ -152,6 +152,44 @@ def techniques(run: Run) -> tuple[str, ...]:
     if run.options.single_process:
         return ({"dp": "dp", "mp": "pipeline"}[run.options.single_process],)
     return tuple(name for name in run.mesh.techniques if name in TECHNIQUES) or ("single",)
+
+
+def check_properties(run: Run, properties: Mapping[str, list[str]]) -> None:
+    """Check that a run's strategy takes a model with these properties (property: names).
+
+    Raises:
+        UserError: it does not; names what is in the way, and what would work.
+    """
+    if sentence := refusal(run, properties):
+        raise UserError(f"{run.strategy} x {run.workload}: {sentence}")
+
+
+def refusal(run: Run, properties: Mapping[str, list[str]]) -> str | None:
+    """Return a sentence on why a strategy does not take a model with these properties."""
+    for key, names in properties.items():
+        for technique in techniques(run):
+            remedy = RULES[key].refused.get(technique)
+            if remedy and not (KEY in remedy and getattr(run.options, KEY) and run.engine == "torch"):
+                return f"model {run.model.name} has {_named(key, names)}; {remedy}."
+    return None
+
+
+def notes(run: Run, properties: Mapping[str, list[str]]) -> list[str]:
+    """Return a sentence for each property with which a strategy trains, but not the same model as one device."""
+    found = []
+    for key, names in properties.items():
+        for technique in techniques(run):
+            remedy = RULES[key].noted.get(technique)
+            if remedy == OWN_SAMPLES and run.recipe.sync_batch_norm and technique != "dp":
+                remedy = OWN_PIECES if run.recipe.gradient_accumulation_steps > 1 else None
+            if remedy:
+                found.append(f"model {run.model.name} has {_named(key, names)}; {remedy}.")
+    return [*dict.fromkeys(found)]
+
+
+def _named(key: str, names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{RULES[key].title} ({', '.join(names[:SHOWN])}{more})"
 
 
 def reduced(runs: Iterable[Run]) -> str:

@@ -62,6 +62,39 @@ def read_keys(folder: Path) -> dict[str, Any]:
     return keys
 
 
+DEQUANTIZED = ("mxfp4",)
+"""Methods of quantization whose weights the library reads as bfloat16, unless it has kernels for them."""
+
+
+def check_unquantized(folder: Path) -> None:
+    """Check that the config.json of a transformers model names no quantization of its weights.
+
+    Raises:
+        UserError: it does.
+    """
+    found = read_keys(folder).get("quantization_config")
+    method = found.get("quant_method") if isinstance(found, dict) else found
+    if found and method not in DEQUANTIZED:
+        raise UserError(
+            f"{folder}/config.json has quantization_config ({method}), and no strategy trains quantized weights; name "
+            "the model that was quantized, or if the weights of this folder are not quantized, remove the key; or draw "
+            "new weights with `pretrained: false` under `model:`."
+        )
+
+
+def no_model(folder: Path, shown: str) -> str:
+    """Return what works instead of a folder without config.json, in which there may be an adapter."""
+    if (folder / "adapter_config.json").exists():
+        return (
+            f"{shown} has an adapter and no model; name its base_model_name_or_path (adapter_config.json), or a folder "
+            "that merge_and_unload().save_pretrained wrote."
+        )
+    return (
+        f"{shown}/config.json does not exist; name a folder written by save_pretrained, or a repository of the hub as "
+        "hf:owner/name."
+    )
+
+
 def tokenizer_of(workload: Workload, args: Mapping[str, Any]) -> str | None:
     """Return the folder of the tokenizer that encodes a workload's texts: its model's; None: one is trained, also where
     a folder with fresh weights (``args``: those of the model) has none.
@@ -79,7 +112,8 @@ def settings(model: Model, where: str) -> Model:
     """Fill in folder and repository of ``model``, and remove from args the keys that config.json does not have.
 
     Raises:
-        UserError: the folder does not exist, or the name is not a repository's; names ``where``.
+        UserError: the folder does not exist or has no model, or the name is not a repository's; names ``where``. Or the
+            weights are quantized.
     """
     place, folder = model.name.removeprefix("hf:"), folder_of(model.name)
     args = dict(model.args)
@@ -87,16 +121,15 @@ def settings(model: Model, where: str) -> Model:
     revision = args.pop("revision", "main")
     if _is_folder(place):
         if not (Path(str(folder)) / "config.json").exists():
-            raise UserError(
-                f"{where}: model: {place}/config.json does not exist; name a folder written by save_pretrained, or a "
-                "repository of the hub as hf:owner/name."
-            )
+            raise UserError(f"{where}: model: {no_model(Path(str(folder)), place)}")
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", place):
         source |= {"repo": place, "revision": revision}
     else:
         raise UserError(
             f"{where}: model: {model.name} is not hf:owner/name, and a folder begins with / or a dot; use one of these."
         )
+    if source["pretrained"] and (Path(str(folder)) / "config.json").exists():
+        check_unquantized(Path(str(folder)))
     return model.model_copy(update={**source, "args": args})
 
 

@@ -16,7 +16,7 @@ from shardlab.models import expert_parameter_count
 from shardlab.records import metrics
 from shardlab.records.done import AVERAGED
 from shardlab.records.manifest import Manifest
-from shardlab.records.reports import initial_digest
+from shardlab.records.reports import initial_digest, initial_report
 from shardlab.records.timeline import Timeline
 from shardlab.records.train_report import train_report
 from shardlab.runs import signals
@@ -28,6 +28,7 @@ from shardlab.runtime.engine import Engine
 from shardlab.runtime.tasks import Task
 from shardlab.settings import code_fingerprint
 from shardlab.settings.devices import peak
+from shardlab.settings.model_rules import check_properties
 from shardlab.settings.types import WARMUP_STEPS, Run
 from shardlab.train.checkpoint import Checkpointer
 from shardlab.train.deferred_metrics import DeferredMetrics
@@ -119,6 +120,8 @@ def set_up(
     world = distributed.world(run)
     task = tasks.task_for(run, data, world.device)
     digest = world.gather(initial_digest(weights) if world.is_rank0 else "")[0]
+    if report := initial_report(weights):  # a strategy that was added later is not one that they were drawn for
+        check_properties(run, report.properties)
     start = initial_manifest(run, task, world, digest)
     resume = options.resume or latest_checkpoint(output, start, world, restart=options.restart)
     if resume is None and world.is_rank0:
