@@ -106,8 +106,13 @@ class View:
     def gradients(self, side: int, step: int | None = None) -> Read | None:
         """Return the gradients as the optimizer gets them (0: of the other training), or None if they are unknown."""
         capture, step = self.pair.captures[side], self.step if step is None else step
-        file = capture.tensors(f"step{step}/clipped") or capture.tensors(f"step{step}/gradients")
-        return (lambda name: file[name.split("//")[0]].double()) if file else None
+        clipped, file = (capture.tensors(f"step{step}/{kind}") for kind in ("clipped", "gradients"))
+        limit = capture.shown(step).get("max_grad_norm") or math.inf
+        times = 1.0
+        if not clipped and math.isfinite(limit):  # an engine clips inside, as PyTorch does
+            times = min(1.0, limit / (math.hypot(*(float(file[name].double().norm()) for name in file.names)) + 1e-6))
+        file = clipped or file
+        return (lambda name: times * file[name.split("//")[0]].double()) if file else None
 
     def limit(self, limits: dict[str, float]) -> float:
         return self.pair.limit(limits, self.file)
