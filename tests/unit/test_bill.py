@@ -111,6 +111,11 @@ def test_what_a_call_requests_and_plans_in_one_sentence():
     )
 
 
+def test_a_queue_may_have_several_partitions():
+    site = Slurm(queues={"any": {"partition": "a,b", "billing": {"factor": 2}}})
+    assert [site.billing_of(name, "normal").factor for name in ("a,b", "b", "c")] == [2, 2, 1]
+
+
 def test_a_site_has_one_unit():
     with pytest.raises(ValueError, match="one unit, and here are GPU-hours and node-hours"):
         Slurm(queues={"a": {"billing": {"per": "node"}}, "b": {}})

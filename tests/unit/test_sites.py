@@ -16,6 +16,7 @@ from shardlab.runs.slurm_request import sbatch
 from shardlab.runs.stages import Scope
 from shardlab.settings import load, resolve
 from shardlab.settings.sites import LauncherSettings
+from shardlab.workflow.call_start import check_executor
 from shardlab.workflow.job_requests import check_flags
 
 APPROVED = Path(__file__).with_name("approved")
@@ -150,6 +151,14 @@ def test_a_flag_that_snakemake_sets_is_refused(flag):
     """By the plugin, only when it submits."""
     with pytest.raises(UserError, match=r"slurm.queues.whole.flags: .* is an option that Snakemake sets itself"):
         check_flags(with_queues(queues=QUEUES | {"whole": {"flags": ["--exclusive", flag]}}).slurm)
+
+
+def test_job_arrays_are_refused():
+    """A training that is stopped could not go back into the queue."""
+    config, site = loaded(site="test")
+    check_executor("slurm", SimpleNamespace(array_jobs=None), config, site)
+    with pytest.raises(UserError, match="--slurm-array-jobs cannot be used here"):
+        check_executor("slurm", SimpleNamespace(array_jobs="train"), config, site)
 
 
 def test_a_stage_that_needs_no_gpu_need_not_ask_for_one():

@@ -53,7 +53,7 @@ class Billing(Strict):
 class Queue(Strict):
     """A way to submit jobs, such as a partition or a QOS, and the jobs that it takes. Unset keys are `slurm`'s own."""
 
-    partition: str | None = Field(None, description="Partition.")
+    partition: str | None = Field(None, description="Partition, or several with commas, of which Slurm takes one.")
     qos: str | None = Field(None, description="Quality of service.")
     constraint: str | None = Field(None, description="Required node features.")
     flags: list[str] = Field(default=[], description="sbatch flags in addition to those of `slurm`.")
@@ -192,7 +192,8 @@ class Slurm(Strict):
     def billing_of(self, partition: str | None, qos: str | None) -> Billing:
         """Return what the site charges for a job there."""
         for queue in map(self.filled, self.queues.values()):
-            if queue.partition in (None, partition) and queue.qos in (None, qos):
+            own = [None] if queue.partition is None else [queue.partition, *queue.partition.split(",")]
+            if (own == [None] or partition in own) and queue.qos in (None, qos):
                 return queue.billing or self.billing
         return self.billing
 
