@@ -17,7 +17,7 @@ from shardlab.runs.stages import Scope
 from shardlab.settings import load, resolve
 from shardlab.settings.sites import LauncherSettings
 from shardlab.workflow.call_start import check_executor
-from shardlab.workflow.job_requests import check_flags
+from shardlab.workflow.job_requests import JobRequests, check_flags
 
 APPROVED = Path(__file__).with_name("approved")
 SHAPES = ("alps", "engaging", "lumi", "perlmutter", "local", "test")
@@ -105,7 +105,10 @@ def test_a_job_goes_to_the_first_queue_that_takes_its_size():
     assert (init["slurm_partition"], init["runtime"]) == ("small", 7)
     preflight = slurm.resources(site, "preflight", 1, 4, 60)
     assert (preflight["mem_mb"], preflight["cpus_per_task"], preflight["jobs_of_debug_debug"]) == (28, 5, 1)
-    assert slurm.limits(site.slurm) == {"jobs_of_debug_debug": 2}
+    requests = JobRequests(SimpleNamespace(site=with_queues(jobs_max=5), requested={}))
+    assert requests.limits(100) == {"jobs_of_debug_debug": 2, "_nodes": 5}
+    assert requests.limits(3)["_nodes"] == 3
+    assert requests.limits(None) == {}, "of a call that submits nothing"
     assert (preflight["slurm_partition"], preflight["qos"], preflight["runtime"]) == ("debug", "debug", 30)
 
 
