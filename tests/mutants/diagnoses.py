@@ -27,7 +27,6 @@ CAUSES = {
     },
     "norm with a factor": {
         "a third of the gradient's norm (DeepSpeed #7718)": "single llama2 accumulated",
-        "ZeRO's loss without times gradient_accumulation_steps": "zero1 llama2 accumulated thrice",
     },
     "no clipping": {
         "ZeRO does not clip": "zero1 llama2 accumulated",
@@ -45,6 +44,7 @@ CAUSES = {
     },
     "factor": {
         "gradients summed over the ranks, not averaged": "ddp mlp",
+        "ZeRO's loss without times gradient_accumulation_steps": "zero1 llama2 accumulated thrice",
         "a pipeline averages over its micro-batches once more": "pp mnist",
         "a pipeline sums its micro-batches (pytorch #144352)": "pp mnist",
         "gradients divided by a loss scale that the loss was not multiplied with (DeepSpeed #7837)": "single llama2",
