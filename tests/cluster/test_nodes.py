@@ -78,7 +78,7 @@ def test_a_queue_that_takes_one_job_of_a_user_at_a_named_cluster(learner):
     names = [f"results/{name}/mlp.done" for name in ("ddp", "fsdp")]
     learner.snakemake(*names, config=[f"site_settings={queue}", "recipe={max_steps: 3}"])
     jobs = sorted(sacct("Submit", "End", "Cluster", since=since), key=lambda row: row["Submit"])
-    assert len(jobs) == 2
+    assert len(jobs) >= 2
     assert {job["Cluster"] for job in jobs} == {"box"}
     assert all(last["End"] <= job["Submit"] for last, job in itertools.pairwise(jobs))
 
