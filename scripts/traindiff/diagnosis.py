@@ -466,7 +466,9 @@ def _settings(view: View) -> list[str]:
         return []
     own, usual = (formulas.settings(view, side) for side in (0, 1))
     shown = [capture.shown(view.step) for capture in view.pair.captures]
-    kinds, rates = ([each.get(key) or [] for each in shown] for key in ("optimizers", "learning_rate"))
+    groups = [[each for each in own.get("groups") or [] if "optimizer" in each] for own in shown]
+    kinds = [sorted({each["optimizer"] for each in own}) for own in groups]
+    rates = [each.get("learning_rate") or [] for each in shown]
     found = []
     if all(kinds) and kinds[0] != kinds[1]:
         found.append(f"The optimizer is {listed(kinds[0])}, in the reference {listed(kinds[1])}.")

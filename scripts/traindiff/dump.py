@@ -227,13 +227,7 @@ class Dump:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return  # of torch.func, whose tensors have no values of their own
         if module.training and torch.is_grad_enabled() and self._is_active():
-            names = self._names()
-            # Of FSDP around an outer module, these are gathered already, in the dtype that it computes in.
-            is_split = [isinstance(each, DTensor) for each in names]
-            is_gathered = not all(is_split) and any(isinstance(each, FSDPModule) for each in self.model.modules())
-            is_of_another = self.suffix is False and not any(is_split)
-            if not (self.seen or is_of_another or is_gathered or _is_fsdp1(self.model)):
-                self.seen = {name: _whole(each).to("cpu", copy=True).contiguous() for each, name in names.items()}
+            self.seen = self.seen or self._before_forward()
             hashed, kind = hashes([keywords, args])
             self.batches.append(hashed)
             self.facts.setdefault("hashed", kind)
@@ -246,6 +240,17 @@ class Dump:
                 dtypes |= {policy.param_dtype} if policy and policy.param_dtype else set()
             if floats := [each for each in dtypes if each.is_floating_point]:
                 self.facts["dtype"] = str(min(floats, key=lambda each: torch.finfo(each).bits)).removeprefix("torch.")
+
+    def _before_forward(self) -> dict[str, Tensor]:
+        """Return the weights, where this rank can have them here; a collective if they are DTensors."""
+        names = self._names()
+        is_split = [isinstance(each, DTensor) for each in names]
+        # Of FSDP around an outer module, these are gathered already, in the dtype that it computes in.
+        is_gathered = not all(is_split) and any(isinstance(each, FSDPModule) for each in self.model.modules())
+        is_of_another = self.suffix is False and not any(is_split)
+        if is_of_another or is_gathered or _is_fsdp1(self.model):
+            return {}
+        return {name: _whole(each).to("cpu", copy=True).contiguous() for each, name in names.items()}
 
     def _backward(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **keywords: Any) -> Any:
         if tensor.numel() == 1 and self._is_active():
@@ -303,14 +308,14 @@ class Dump:
         return (args[0], dumped, *args[2:]), keywords
 
     def _gradients_exist(self, optimizer: Any) -> None:
-        grads = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-        has_rate = any(float(group.get("lr", 1)) for group in optimizer.param_groups)
-        if grads and not has_rate and not any(bool(each.any()) for each in grads):
-            return  # PyTorch's set_optimizer_state_dict makes an optimizer's state by such a step
         if optimizer in self.stepped:
             self._is_active()
         if self.step >= self.steps:
             return
+        grads = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        has_rate = any(float(group.get("lr", 1)) for group in optimizer.param_groups)
+        if grads and not has_rate and not any(bool(each.any()) for each in grads):
+            return  # PyTorch's set_optimizer_state_dict makes an optimizer's state by such a step
         with self._whole() as names:
             own = {names[each] for group in optimizer.param_groups for each in group["params"] if each in names}
             if not own:
@@ -472,7 +477,6 @@ class Dump:
 
     def _note_settings(self, optimizer: Any, groups: list[dict[str, Any]], names: dict[Tensor, str]) -> None:
         self.settings += _settings(type(optimizer).__name__, groups, names)
-        self.facts["optimizers"] = sorted({*self.facts.get("optimizers", []), type(optimizer).__name__})
         steps = [int(state.get("step", 1)) for state in optimizer.state.values() if state]
         steps += [int(group["step"]) for group in groups if "step" in group]
         self.counts |= {*steps}
@@ -672,7 +676,7 @@ def _settings(kind: str, groups: list[dict[str, Any]], names: dict[Tensor, str])
 
     return [
         {key: plain(value) for key, value in group.items() if key != "params" and plain(value) is not None}
-        | {"kind": kind, "params": [names[each] for each in group["params"] if each in names]}
+        | {"optimizer": kind, "params": [names[each] for each in group["params"] if each in names]}
         for group in groups
     ]
 

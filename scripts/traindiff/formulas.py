@@ -811,7 +811,6 @@ def settings(view: View, side: int) -> dict[str, dict[str, Any]]:
     for group in shown.get("groups") or []:
         values = {key: value for key, value in group.items() if isinstance(value, int | float | str)}
         values |= {f"beta{number}": beta for number, beta in enumerate(group.get("betas") or [], 1)}
-        values["optimizer"] = values.pop("kind", "")
         if counts := shown.get("optimizer_steps"):
             values["count"] = counts[0]
         # What is in several groups, of several optimizers, has no settings of its own.
@@ -833,8 +832,9 @@ def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
     for name in (each for each in usual if each in own):
         values, others = own[name], usual[name]
         for key in sorted(values.keys() & others.keys()):
-            if replay.NAMES.get(values[key], values[key]) != replay.NAMES.get(others[key], others[key]):
-                text = ", not ".join(_said(key, value) for value in (values[key], others[key]))
+            pair = (values[key], others[key])
+            if len({replay.of_pytorch(each) if key == "optimizer" else each for each in pair}) > 1:
+                text = ", not ".join(_said(key, value) for value in pair)
                 found.setdefault((key, text), []).append(name)
     return found
 

@@ -16,6 +16,11 @@ NAMES = {"AdamW": "Adam", "FusedAdam": "Adam", "DeepSpeedCPUAdam": "Adam"}
 """Optimizers that are another one of PyTorch's, with other settings (AdamW: decoupled_weight_decay), or elsewhere."""
 
 
+def of_pytorch(optimizer: str) -> str:
+    """Return the name of the optimizer of PyTorch that one of another name is."""
+    return NAMES.get(optimizer, optimizer)
+
+
 def of(view: View, side: int, settings: Mapping[str, dict[str, Any]]) -> Read:
     """Return a function that gives an update, or a tensor of the state after the step, of one of the two trainings.
 
@@ -37,7 +42,7 @@ def of(view: View, side: int, settings: Mapping[str, dict[str, Any]]) -> Read:
 
 def _step(view: View, side: int, name: str, settings: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
     capture, gradient = view.pair.captures[side], view.gradients(side)
-    kind = NAMES.get(settings.get("optimizer", ""), settings.get("optimizer", ""))
+    kind = of_pytorch(settings.get("optimizer", ""))
     made = getattr(torch.optim, kind, None)
     if made is None or gradient is None:
         raise InputError(f"The step of {name} cannot be taken again.")
@@ -61,19 +66,15 @@ def _state(view: View, side: int, name: str, settings: dict[str, Any]) -> dict[s
     """Return a parameter's state before the step: as written after the last one. Where states after the step are equal,
     Adam's is computed back from them, which also holds after a resume.
     """
-    capture, start = view.pair.captures[side], f"{name}//"
+    capture, start, count = view.pair.captures[side], f"{name}//", settings.get("count", 0)
     last, now = (capture.tensors(f"step{step}/optimizer") for step in (view.step - 1, view.step))
-    if view.stage.kind == "update" and all(start + key in now for key in ("exp_avg", "exp_avg_sq")):
-        state = {each.removeprefix(start): now[each].double().clone() for each in now.names if each.startswith(start)}
+    is_back = view.stage.kind == "update" and all(start + key in now for key in ("exp_avg", "exp_avg_sq"))
+    file = now if is_back else last
+    names = file.names if is_back or count else []
+    state = {each.removeprefix(start): file[each].double().clone() for each in names if each.startswith(start)}
+    if is_back:
         gradient = view.gradients(side)
         assert gradient is not None
         for key, beta, power in (("exp_avg", "beta1", 1), ("exp_avg_sq", "beta2", 2)):
             state[key] = (state[key] - (1 - settings[beta]) * gradient(name) ** power) / settings[beta]
-    else:
-        known = settings.get("count", 0) > 0
-        state = {
-            each.removeprefix(start): last[each].double().clone()
-            for each in last.names
-            if known and each.startswith(start)
-        }
-    return state and state | {"step": torch.tensor(float(settings.get("count", 0)))}
+    return state and state | {"step": torch.tensor(float(count))}

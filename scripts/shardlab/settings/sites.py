@@ -158,15 +158,19 @@ class Slurm(Strict):
 
     @model_validator(mode="after")
     def _one_unit(self) -> Self:
-        units = {(queue.billing or self.billing).name for queue in self.queues.values()} or {self.billing.name}
-        if len(units) > 1:
-            raise ValueError(f"billing: a site has one unit, and here are {' and '.join(sorted(units))}; set `unit`")
+        if len(self._units) > 1:
+            here = " and ".join(sorted(self._units))
+            raise ValueError(f"billing: a site has one unit, and here are {here}; set `unit`")
         return self
+
+    @property
+    def _units(self) -> set[str]:
+        return {(queue.billing or self.billing).name for queue in [*self.queues.values()] or [Queue()]}
 
     @property
     def unit(self) -> str:
         """Name of the unit that the site charges in."""
-        return next(((queue.billing or self.billing).name for queue in self.queues.values()), self.billing.name)
+        return next(iter(self._units))
 
     def queue_names(self, stage: Stage) -> list[str]:
         """Return the names of the queues that a stage's jobs may go to, in the order in which they are tried."""
@@ -185,15 +189,14 @@ class Slurm(Strict):
 
     def filled(self, queue: Queue) -> Queue:
         """Return a queue with the unset keys filled in."""
-        keys = ("partition", "qos", "constraint", "billing", "memory_mb_per_rank")
-        own = {key: getattr(queue, key) or getattr(self, key) for key in keys}
+        own = {key: getattr(queue, key) or getattr(self, key) for key in ("partition", "qos", "constraint")}
         return queue.model_copy(update=own | {"flags": [*self.flags, *queue.flags]})
 
     def billing_of(self, partition: str | None, qos: str | None) -> Billing:
         """Return what the site charges for a job there."""
         for queue in map(self.filled, self.queues.values()):
-            own = [None] if queue.partition is None else [queue.partition, *queue.partition.split(",")]
-            if (own == [None] or partition in own) and queue.qos in (None, qos):
+            is_there = queue.partition is None or partition in (queue.partition, *queue.partition.split(","))
+            if is_there and queue.qos in (None, qos):
                 return queue.billing or self.billing
         return self.billing
 
