@@ -17,8 +17,10 @@ from shardlab.errors import IN_LOG, UserError
 from shardlab.files import read_json
 from shardlab.patches import snakemake_core
 
-SHOWN = ("Nothing to be done", "Complete log", "of an earlier call", "Shutting down", "Will exit")
+SHOWN = ("Nothing to be done", "of an earlier call", "Shutting down", "Will exit")
 """Messages without a job that are shown."""
+OF_FAILURES = "Complete log"
+"""Shown, too, if something failed."""
 RUN = re.compile(r"results/([^/]+)/([^/]+?)(?:\.done|/test\.json)$")
 
 
@@ -42,7 +44,7 @@ class Lines(logging.Handler):
         self.jobs: dict[Any, logging.LogRecord] = {}
         columns = [BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn()]
         self.bar = Progress(*columns, console=console, transient=True)
-        self.stopped = False
+        self.stopped = self.failed = False
         self.tenths = 0
         self.task = self.bar.add_task("", total=None)
 
@@ -70,7 +72,7 @@ class Lines(logging.Handler):
             return  # the error of the failed job says it
         elif record.levelno >= logging.WARNING:
             self.console.print(Text(text, "red" if record.levelno >= logging.ERROR else "yellow"))
-        elif any(words in text for words in SHOWN):
+        elif any(words in text for words in SHOWN) or (self.failed and OF_FAILURES in text):
             self.console.print(text)
 
     _error = _message
@@ -101,6 +103,7 @@ class Lines(logging.Handler):
             self.console.print(f"{done} of {total} jobs done")
 
     def _job_error(self, record: logging.LogRecord) -> None:
+        self.failed = True
         sentence = failed(record)
         if "stopped on request (SIGINT)" in sentence:
             self._stopped()
