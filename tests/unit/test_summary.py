@@ -243,11 +243,13 @@ def test_weights_are_judged_by_the_twins_of_the_same_weight(tmp_path):
     assert row(near) == ["quiet", 9.9e-4, pytest.approx(1e-3), "equal"]
     assert summary.collect([single, ddp], tmp_path, 2).weights_noise_floor[1] == spread["quiet"]
     assert summary.collect([ddp], tmp_path, 2).status[0] == "done", "without single"
-    assert row(dict.fromkeys(near, 0.0)) == ["noise", 0.0, 5.0, "equal"]
+    assert row(dict.fromkeys(near, 0.0)) == ["quiet", 0.0, pytest.approx(1e-3), "equal"]
     assert row(near | {"quiet": 1.01e-3}) == ["quiet", 1.01e-3, pytest.approx(1e-3), "unequal"]
     assert row(near | {"frozen": 1e-9}) == ["frozen", 1e-9, 0.0, "unequal"]
     # The farthest twin of each weight, whichever it is.
-    assert row(near | {"noise": 4.999}, [spread | {"noise": 0.1}, spread]) == ["noise", 4.999, 5.0, "equal"]
+    small = spread | {"noise": 0.09}
+    beside = [small, small | {"noise": 0.01}]
+    assert row(near | {"noise": 0.8999}, beside) == ["noise", 0.8999, pytest.approx(0.9), "equal"]
     # Twins of other weights: only what has to be equal is judged.
     assert row(near, of_twins="other") == ["noise", 4.0, None, "equal"]
     assert row(near | {"frozen": 1e-9}, of_twins="other") == ["frozen", 1e-9, 0.0, "unequal"]

@@ -156,7 +156,10 @@ def _compared(table: pd.DataFrame) -> str:
     if not weighed:
         return f"{', '.join(ends[:-1])} and {ends[-1]}"
     count = "" if weighed == len(others) else f" ({weighed} of {len(others)})"
-    return f"{', '.join(ends)} and weights{count}"
+    noise = others[others.weights_not_compared.fillna(0) > 0]
+    most, of = noise.weights_not_compared.max(), ", ".join(dict.fromkeys(noise.workload))
+    but = f" (but up to {int(most)} of {of}, which rounding moves as far as they are large)" if len(noise) else ""
+    return f"{', '.join(ends)} and weights{count}{but}"
 
 
 def _reason(row: dict[Any, Any]) -> str:

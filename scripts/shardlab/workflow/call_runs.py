@@ -113,6 +113,10 @@ class CallRuns:
             self._identities[name] = run_identity.identity_of(self.run(name), "").run
         return self._identities[name]
 
+    def identity_of_all(self, _: Any) -> str:
+        """Return the digest of what trains any run of this call again."""
+        return run_identity.digest([self.identity_of(run) for run in self.runs])
+
     @cached_property
     def _runs_by_weights(self) -> dict[str, list[Run]]:
         runs: dict[str, list[Run]] = {}
