@@ -10,7 +10,7 @@ from shardlab.settings import (
     deepspeed,
     load,
     model_and_data,
-    proven,
+    pretrained,
     scripts,
     sweep,
     variants,
@@ -166,7 +166,7 @@ def check_proven(run: Run) -> None:
     Raises:
         Unsupported: one was.
     """
-    if proven.needs_proof(run) and (why := proven.refusals(weights_of(run.workload)).get(run.strategy)):
+    if run.model.folder and (why := pretrained.refusals(weights_of(run.workload)).get(run.strategy)):
         raise Unsupported(f"{run.strategy} x {run.workload}: {why}")
 
 
