@@ -103,6 +103,22 @@ STRATEGIES = [
         Unsupported,
         ["choose another schedule"],
     ),
+    *(
+        (degrees, {"workloads": ["moe"], "ranks_per_node": ranks}, Unsupported, [words])
+        for degrees, ranks, words in (
+            ({"dp_shard": -1, "tp": 2, "ep": 4}, 4, "ep 4 does not divide the 2 data-parallel ranks"),
+            ({"dp_shard": -1, "ep": 2}, 3, "the 3 data-parallel ranks (3 with different shards); ep can be 1, 3."),
+            ({"dp_shard": -1, "ep": -1}, 3, "ep 3 does not divide experts 8 of workload moe; ep can be 1, 2, 4, 8."),
+            ({"dp_shard": -1, "ep": 2}, 6, "and the 3 ranks with the same ones divide neither their number nor hidden"),
+        )
+    ),
+    ({"find_unused_parameters": True}, {}, UserError, ["find_unused_parameters needs dp_replicate"]),
+    (
+        {"find_unused_parameters": True, "dp_shard": -1, "tp": 2},
+        {},
+        UserError,
+        ["works with dp_replicate and dp_shard"],
+    ),
 ]
 NAMES = [
     ("ddp", "mnist@learning_rate=1e-3", "must be written mnist@learning_rate=0.001; use that"),
@@ -136,7 +152,7 @@ def test_a_sweep(swept, words):
 def test_a_strategy(site, strategy, entry, config, error, words):
     strategy("mine", **entry)
     with pytest.raises(error) as raised:
-        resolve.run(load.config(config), "mine", "llama2")
+        resolve.run(load.config(config), "mine", config.get("workloads", ["llama2"])[0])
     check(str(raised.value), words)
 
 

@@ -380,11 +380,6 @@ class Ranks(Strict):
         """The file in scripts/shardlab/parallel that the ranks import."""
         return "native"
 
-    @property
-    def head_tail(self) -> bool:
-        """True if a rank's part of a sequence is a piece from its head and one from its tail."""
-        return False
-
 
 class Run(Ranks):
     """Frozen settings of one workload under one strategy at one site: run.json."""
@@ -433,10 +428,6 @@ class Run(Ranks):
     def needs_torchrun(self) -> bool:
         """See Ranks: DeepSpeed needs it for one rank as well."""
         return self.engine != "torch" or (bool(self.mesh) and self.script_launcher is None)
-
-    @property
-    def head_tail(self) -> bool:
-        return self.options.splits_head_and_tail
 
     @property
     def zero_stage(self) -> int | None:
