@@ -126,7 +126,6 @@ def _first_of_each_part(run: Run, task: Task) -> dict[int, int]:
             recipe.global_batch_size,
             recipe.gradient_accumulation_steps,
             place,
-            by_length=recipe.length_buckets,
         )
         shapes = tuple(
             (micro.count, *(tuple(values.shape) for values in micro.batch.values())) for micro in micro_batches
