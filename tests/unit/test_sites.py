@@ -230,9 +230,9 @@ def test_a_job_of_any_size_goes_the_way_that_lets_signals_through(ranks):
     assert f"--gpus-per-node={ranks}" in requested["slurm_extra"]
 
 
-def test_the_address_of_a_node_has_the_site_s_suffix_and_domain():
+def test_the_address_of_a_node_has_the_site_s_suffix():
     assert launchers.address(LauncherSettings()) == "$(hostname)"
-    assert launchers.address(LauncherSettings(suffix="-ib", domain="cluster")) == "$(hostname -s)-ib.cluster"
+    assert launchers.address(LauncherSettings(suffix="-ib.cluster")) == "$(hostname -s)-ib.cluster"
 
 
 def test_a_path_that_slurm_jobs_cannot_start_with_is_said():

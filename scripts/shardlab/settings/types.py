@@ -46,11 +46,6 @@ class HubSource(Strict):
     repo: str = Field(description="Data set repository, owner/name.")
     config: str | None = Field(None, description="Configuration (subset) of the repository.")
     revision: str = Field(description="Commit (or branch) to download; a commit pins the data.")
-    fingerprint: str | None = Field(
-        None,
-        description="SHA-256 over the downloaded files, as printed by download (null: compared only with the "
-        "first download, not with a pinned value).",
-    )
     columns: list[str] = Field(
         description="Columns of a sample, in the task's order; translation.en is the field en of the column "
         "translation."
