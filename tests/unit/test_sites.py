@@ -248,7 +248,7 @@ def test_preflight_names_the_keys_to_change_when_a_node_is_not_heard(monkeypatch
     run = resolve.run(loaded(site="test", nodes=2)[0], "ddp", "mlp")
     seen = " ".join(preflight.nodes(run)["problems"])
     assert "1 of 2 nodes did not reach localhost:0 within 0.2 s" in seen
-    assert "srun.domain or srun.interface" in seen
+    assert "set srun.suffix or srun.interface" in seen
 
 
 def test_an_image_that_each_job_unpacks_needs_space(monkeypatch, tmp_path):
