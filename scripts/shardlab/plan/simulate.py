@@ -32,7 +32,7 @@ from shardlab.models._sequence import first_part
 from shardlab.models.weights import allocate
 from shardlab.parallel.ddp import BROADCAST
 from shardlab.patches import torch_dtensor, torch_pipelining, transformers_values
-from shardlab.plan import fake_ranks, single_process
+from shardlab.plan import fake_ranks
 from shardlab.runtime import batches, distributed, tasks
 from shardlab.runtime.batches import Steps
 from shardlab.runtime.dtensors import local
@@ -180,6 +180,8 @@ def _or_why(simulated: Callable[..., Any], *words: Any) -> Any:
 
 def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> dict[str, Any]:
     """Return what one rank holds and sends in one step; ``crowded``: all tokens choose the experts of this rank."""
+    if run.devices_per_rank > 1 and run.site.device != "cpu":
+        raise UserError(f"a plan is of one device, and a process here has {run.devices_per_rank}; measure a run")
     with ExitStack() as stack:
         if run.mesh:
             stack.enter_context(fake_ranks.fake_group(run.world_size, rank))
@@ -210,16 +212,14 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         with fake:
             for part, device in zip(engine.parts, engine.devices(), strict=True):
                 allocate(part, device, world.device)
-            engine.ready(
-                [single_process.called(run, part) for part in engine.parts]
-            )  # without DDP, whose C++ code reads the gradients
+            engine.ready(engine.parts)  # without DDP, whose C++ code reads the gradients
             step = replace(step, micro_batches=[_faked(micro) for micro in step.micro_batches])
             if run.mesh.pipelined:
                 train_step(engine, step, world)  # the stages exchange their shapes
             else:
                 _make_optimizer_state(engine)
             gc.collect()
-            memory, traffic = single_process.memory(run, engine, world), Traffic(world, TimelineRecorder())
+            memory, traffic = Memory(world.device, fake=True), Traffic(world, TimelineRecorder())
             with memory, traffic, _kernels(run):
                 train_step(engine, step, world, lambda _, engine: _name(memory, engine))
                 _name(memory, engine)

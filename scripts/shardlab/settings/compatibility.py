@@ -214,10 +214,13 @@ def check_script(strategy: Strategy, name: str, recipe: Recipe, site: SiteRuntim
     return recipe
 
 
-def check_recipe(
-    strategy: Strategy, name: str, recipe: Recipe, workload: Workload, device: str, mesh: ParallelDims
-) -> None:
-    """Check that the strategy supports the recipe's settings."""
+def check_recipe(strategy: Strategy, name: str, recipe: Recipe, devices: int, device: str, mesh: ParallelDims) -> None:
+    """Check that the strategy supports the recipe's settings; ``devices``: those of a process."""
+    if recipe.activation_checkpointing == "auto" and devices > 1 and device != "cpu":
+        raise Unsupported(
+            f"{name}: no plan says what its {devices} devices hold, so none can choose what to recompute; set "
+            "recipe.activation_checkpointing to another value than auto."
+        )
     for key, precision, instead in (("dtype", recipe.dtype, "float32"), ("precision", recipe.arithmetic, "bf16")):
         for part in (strategy.engine, device):
             if reason := PRECISIONS[precision].unsupported.get(part):
