@@ -57,8 +57,7 @@ def run(
     mesh = _mesh(strategy, strategy_name, nodes, ranks)
     segments = _segments(workload, workload_base, args)
     if strategy.script:
-        compatibility.check_workload(strategy, strategy_name, workload_base)
-        recipe = compatibility.check_script(strategy, strategy_name, recipe, site, config.site)
+        recipe = compatibility.check_script(strategy, strategy_name, workload_base, recipe, site, config.site)
     else:
         compatibility.check_tensor(strategy, mesh, workload, workload_base, args, ranks)
         compatibility.check_context(strategy, mesh, workload, workload_base, args, data.options)
