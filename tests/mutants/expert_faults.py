@@ -4,7 +4,7 @@ from fault import NATIVE, STEP, TENSOR, Fault, S, at, parity, reference
 
 EXPERTS, MOE, SPLIT = f"{S}models/_experts.py", f"{S}models/moe.py", f"{S}parallel/experts.py"
 HARD = (
-    "gradient_accumulation_steps=2_length_buckets=True_loss_chunks=3_activation_checkpointing=full_max_grad_norm=0.01"
+    "gradient_accumulation_steps=2_loss_chunks=3_activation_checkpointing=full_max_grad_norm=0.01"
     "_lr_schedule=-name-constant-warmup_steps-3--float64"
 )
 

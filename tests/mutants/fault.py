@@ -14,7 +14,7 @@ MUON = f"{S}runtime/muon.py"
 LOSSES = f"{S}models/_losses.py"
 
 ACCUMULATED = (
-    "gradient_accumulation_steps=2_length_buckets=True_loss_chunks=3_activation_checkpointing=full_max_grad_norm=0.01"
+    "gradient_accumulation_steps=2_loss_chunks=3_activation_checkpointing=full_max_grad_norm=0.01"
     "_lr_schedule=-name-constant-warmup_steps-3-"
 )
 """The recipe with accumulation and clipping in the parity suite's names."""

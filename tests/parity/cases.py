@@ -14,7 +14,6 @@ ALWAYS_CLIPPED = {"max_grad_norm": 0.01}
 PLAIN_SGD = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "loss_chunks": 2, "label_smoothing": 0.2}
 ACCUMULATED = {
     "gradient_accumulation_steps": 2,
-    "length_buckets": True,
     "loss_chunks": 3,
     "activation_checkpointing": "full",
 } | ALWAYS_CLIPPED
@@ -39,7 +38,7 @@ MATRICES = {
     "groups": {"output": {"optimizer": "adamw", "learning_rate_factor": 0.1}},
 }
 COMPILED = {"compile": "blocks", "compile_backend": "aot_eager"}
-SPREAD_ONLY = ("gradient_accumulation_steps", "length_buckets", "loss_chunks", "activation_checkpointing")
+SPREAD_ONLY = ("gradient_accumulation_steps", "loss_chunks", "activation_checkpointing")
 SPREAD_ONLY += ("compile", "compile_backend", "precision")
 """Keys of a recipe that must change no number: the reference trains without them."""
 EXPERTS = ("ep", "fsdp_ep", "fsdp_tp_ep", "fsdp_ep_cp", "pp_ep")
