@@ -175,6 +175,7 @@ def rows(**speeds):
 )
 def test_advice_comes_from_the_figures(speeds, words):
     assert all(word in advice(rows(**speeds)) for word in words)
+    assert "fastest" not in advice(rows(**speeds), on_cpus=True)
     assert not advice(rows(single=(1, 1)))
 
 
