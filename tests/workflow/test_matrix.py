@@ -38,7 +38,7 @@ def finished(make_tree, tmp_path_factory):
     if (environment / "dev").exists() or (environment / "run").exists():
         # Made by make itself: what it would install is there.
         (tree.path / ".venv").symlink_to(environment)
-    _, command, _ = readme(ROOT, "Try it")
+    *_, command, _ = readme(ROOT, "Try it")
     said = tree.run("sh", "-c", command, timeout=1700).stdout
     *_, verdict, empty, last = said.splitlines()
     assert (verdict.startswith(VERDICT), empty, last) == (True, "", "Open results/report.html"), said[-3000:]

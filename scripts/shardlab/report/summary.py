@@ -258,14 +258,15 @@ def farthest_weight(
     ``exact``: those that have to be equal. The others may differ by MULTIPLE times the ``tolerance`` of a loss, or by
     MULTIPLE times the ``twins``' largest difference of the same weight. Only twins show which weights are noise: where
     a gradient is nothing but rounding (a key's bias before the softmax, a bias before batch norm), Adam takes full
-    steps in random directions. Without twins these have no tolerance. One that has a tolerance of its own size is not
-    compared, and counted. In low precision there is no ``tolerance``, and twins alone count.
+    steps in random directions. Without twins these have no tolerance. One that has a tolerance of its own size, and is
+    within, is not compared, and counted. In low precision there is no ``tolerance``, and twins alone count.
     """
     if not differences:
         return {}
     tolerances = {name: verdict.MULTIPLE * max(tolerance or 0.0, apart) for name, apart in twins.items()}
     tolerances |= dict.fromkeys(exact, 0.0)
-    compared = [name for name in differences if tolerances.get(name, 0.0) < 1.0]
+    far = {name: difference for name, difference in differences.items() if difference > tolerances.get(name, math.inf)}
+    compared = [name for name in differences if name in far or tolerances.get(name, 0.0) < 1.0]
 
     def part(name: str) -> tuple[float, float]:
         difference, most = differences[name], tolerances.get(name)
