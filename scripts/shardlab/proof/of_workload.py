@@ -89,7 +89,10 @@ def _proofs(
         keys = {name: _key(folder, name, settings, written) for name, settings in strategies.items()}
         first = {key: name for name, key in reversed(keys.items()) if key not in known}
         missing = {name: strategies[name] for name, key in keys.items() if first.get(key) == name}
-        made = {keys[proof.strategy]: proof for proof in (prove(folder, missing, written) if missing else ())}
+        try:
+            made = {keys[proof.strategy]: proof for proof in (prove(folder, missing, written) if missing else ())}
+        except UserError as refusal:
+            raise UserError(str(refusal).replace(str(folder), run.model.folder)) from None
         # A failure may be this machine's.
         known |= {key: [*proof] for key, proof in made.items() if proof.verdict != "failed"}
         for name, key in keys.items():
