@@ -33,6 +33,19 @@ def test_ctrl_c_is_answered_once_whoever_hears_of_it_first(first, tmp_path):
     ]
 
 
+def test_a_file_gets_a_line_per_tenth_of_the_jobs_and_what_takes_minutes():
+    said = io.StringIO()
+    shown = Lines(Console(file=said, width=200))
+    shown.emit(event("job_info", jobid=1, rule_name="image", rule_msg="Building the image"))
+    for done in range(1, 63):
+        shown.emit(event("job_info", jobid=done + 1, rule_name="train", rule_msg="Training"))
+        shown.emit(event("progress", done=done, total=62))
+    shown.close()
+    first, *tenths = said.getvalue().splitlines()
+    assert first == "Building the image"
+    assert [tenths[0], tenths[-1], len(tenths)] == ["7 of 62 jobs done", "62 of 62 jobs done", 10]
+
+
 def test_a_finished_run_says_how_far_it_is_from_one_device_once_that_is_known(tmp_path):
     write_json(tmp_path / "ddp/mlp/test.json", {"loss": 2.0002})
     write_json(tmp_path / "ddp/mlp/train.json", {"wall_seconds": 1.5})

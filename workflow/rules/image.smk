@@ -44,7 +44,7 @@ rule image:
         variables=SITE.environment_clear,
         wheelhouse=subpath(input.wheels, parent=True),
     message:
-        "Building the image containers/train.sif"
+        "Building the image containers/train.sif, which takes minutes"
     shell:
         f"{SHARDLAB} image"
         " --container {params.container:q} --definition {input.definition:q}"

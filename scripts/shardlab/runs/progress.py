@@ -21,6 +21,8 @@ SHOWN = ("Nothing to be done", "of an earlier call", "Shutting down", "Will exit
 """Messages without a job that are shown."""
 OF_FAILURES = "Complete log"
 """Shown, too, if something failed."""
+LONG = ("wheelhouse", "image", "download", "download_model", "preflight_nodes")
+"""Rules whose one job may take minutes, in which nothing else happens: their message is shown."""
 RUN = re.compile(r"results/([^/]+)/([^/]+?)(?:\.done|/test\.json)$")
 
 
@@ -89,6 +91,8 @@ class Lines(logging.Handler):
 
     def _job_info(self, record: logging.LogRecord) -> None:
         self.jobs[getattr(record, "jobid", None)] = record
+        if getattr(record, "rule_name", "") in LONG:
+            self.console.print(Text(str(getattr(record, "rule_msg", ""))))
 
     def _job_finished(self, record: logging.LogRecord) -> None:
         job = self.jobs.get(getattr(record, "job_id", None))
