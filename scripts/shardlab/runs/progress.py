@@ -55,12 +55,14 @@ class Lines(logging.Handler):
         try:
             event = str(getattr(record, "event", None) or "message")
             getattr(self, f"_{event}", self._ignore)(record)
-            self.bar.refresh()
+            if self.bar.live.is_started:
+                self.bar.refresh()
         except Exception:
             self.handleError(record)
 
     def close(self) -> None:
-        self.bar.stop()
+        if self.bar.live.is_started:
+            self.bar.stop()
         super().close()
 
     def _ignore(self, record: logging.LogRecord) -> None:
@@ -87,7 +89,8 @@ class Lines(logging.Handler):
 
     def _run_info(self, record: logging.LogRecord) -> None:
         self.bar.update(self.task, total=dict(getattr(record, "stats", {})).get("total", 0))
-        self.bar.start()
+        if self.console.is_terminal:
+            self.bar.start()
 
     def _job_info(self, record: logging.LogRecord) -> None:
         self.jobs[getattr(record, "jobid", None)] = record
