@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from shardlab.files import write_json
-from shardlab.runs.progress import Lines, finished
+from shardlab.runs.progress import Lines, failed, finished
 
 
 def event(kind, message="", level=logging.INFO, **more):
@@ -44,6 +44,13 @@ def test_a_file_gets_a_line_per_tenth_of_the_jobs_and_what_takes_minutes():
     first, *tenths = said.getvalue().splitlines()
     assert first == "Building the image"
     assert [tenths[0], tenths[-1], len(tenths)] == ["7 of 62 jobs done", "62 of 62 jobs done", 10]
+
+
+def test_all_that_preflight_finds_is_shown(tmp_path):
+    log = tmp_path / "login.log"
+    log.write_text("home: 3 GiB free\nwrong: sbatch was not found\n[0]:wrong: no container\n")
+    said = failed(event("job_error", rule_name="preflight_login", log=[str(log)]))
+    assert said == f"wrong: sbatch was not found\nwrong: no container\npreflight_login failed; see {log}"
 
 
 def test_a_finished_run_says_how_far_it_is_from_one_device_once_that_is_known(tmp_path):

@@ -23,6 +23,7 @@ OF_FAILURES = "Complete log"
 """Shown, too, if something failed."""
 LONG = ("wheelhouse", "image", "download", "download_model", "preflight_nodes")
 """Rules whose one job may take minutes, in which nothing else happens: their message is shown."""
+OF_PREFLIGHT = re.compile(r"^(?:\[\w+\]:)?(wrong: .*)$", re.MULTILINE)
 RUN = re.compile(r"results/([^/]+)/([^/]+?)(?:\.done|/test\.json)$")
 
 
@@ -140,7 +141,10 @@ def failed(record: logging.LogRecord) -> str:
     logs = [Path(str(path)) for path in getattr(record, "log", []) or []]
     named = RUN.match(str(next(iter(getattr(record, "output", []) or []), "")))
     what = f"{getattr(record, 'rule_name', 'job')}" + (f" of {named[1]} x {named[2]}" if named else "")
-    for path in logs:
-        if path.is_file() and (errors := IN_LOG.findall(path.read_text(encoding="utf-8", errors="replace"))):
+    for path in filter(Path.is_file, logs):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if problems := OF_PREFLIGHT.findall(text):
+            return "\n".join([*dict.fromkeys(problems), f"{what} failed; see {path}"])
+        if errors := IN_LOG.findall(text):
             return f"{what}: {errors[-1]} ({path})"
     return f"{what} failed" + (f"; see {logs[0]}" if logs else "")
