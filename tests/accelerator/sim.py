@@ -2,7 +2,7 @@
 
 Every ``import torch`` loads it where its folder is on the path (PyTorch's autoload of out-of-tree backends), so the
 programs run on it as they are. It computes on the CPU, and refuses what a GPU would compute wrongly or wait for: see
-csrc/. ``SIM_DEVICES`` (4) and ``SIM_MEMORY_MIB`` (4096, of each) say what there is.
+csrc/. ``SIM_DEVICES`` (4) says how many there are.
 """
 
 from contextlib import contextmanager
@@ -55,7 +55,6 @@ class Device:
         self.native = native
         self.device_count = native.device_count
         self.current_device = native.current_device
-        self.host_reads = native.host_reads
         self.forbid_host_reads = native.forbid_host_reads
 
     def is_available(self) -> bool:
@@ -70,20 +69,8 @@ class Device:
     def _lazy_init(self) -> None:
         pass
 
-    def set_device(self, device) -> None:
-        self.native.set_device(self._index(device))
-
     def get_device_name(self, device=None) -> str:
         return f"simulated accelerator {self._index(device)}"
-
-    def get_device_properties(self, device=None):
-        return torch._C._accelerator_getMemoryInfo(self._index(device))
-
-    def synchronize(self, device=None) -> None:
-        torch.accelerator.synchronize(self._index(device))
-
-    def Stream(self, device=None, priority=0):  # noqa: N802
-        return torch.Stream(torch.device("sim", self._index(device)), priority=priority)
 
     def current_stream(self, device=None):
         return torch.accelerator.current_stream(torch.device("sim", self._index(device)))
@@ -96,21 +83,8 @@ class Device:
         with stream:
             yield
 
-    @contextmanager
-    def device(self, device):
-        before = self.current_device()
-        self.set_device(device)
-        yield
-        self.set_device(before)
-
     def get_amp_supported_dtype(self):
         return DTYPES
-
-    def is_bf16_supported(self) -> bool:
-        return True
-
-    def manual_seed(self, seed: int) -> None:
-        self.native.set_random(self.current_device(), seed % 2**64, 0)
 
     def manual_seed_all(self, seed: int) -> None:
         for number in range(self.device_count()):
