@@ -16,12 +16,6 @@ struct Work final : c10d::Work {
       : c10d::Work(rank, type), started(std::move(started)), reads(std::move(reads)), tensors(std::move(tensors)),
         done(std::move(done)), divide_by(divide_by) {}
 
-  bool isCompleted() override {
-    return started->isCompleted();
-  }
-  bool isSuccess() const override {
-    return started->isSuccess();
-  }
   bool wait(std::chrono::milliseconds timeout) override {
     if (!waited) {  // gloo's would copy its results once more, over those that were divided
       started->wait(timeout);
@@ -53,10 +47,6 @@ struct Work final : c10d::Work {
     future->markCompleted(at::IValue(tensors));
     return future;
   }
-  Tensors result() override {
-    return tensors;
-  }
-
   Started started;
   Tensors reads, tensors;
   Clock done;
@@ -71,6 +61,22 @@ inline Tensors on_cpu(const Tensors& tensors) {
     same.push_back(on_cpu(tensor));
   }
   return same;
+}
+
+inline std::vector<Tensors> on_cpu(const std::vector<Tensors>& lists) {
+  std::vector<Tensors> same;
+  for (const auto& tensors : lists) {
+    same.push_back(on_cpu(tensors));
+  }
+  return same;
+}
+
+inline Tensors flat(const std::vector<Tensors>& lists) {
+  Tensors all;
+  for (const auto& tensors : lists) {
+    all.insert(all.end(), tensors.begin(), tensors.end());
+  }
+  return all;
 }
 
 struct GroupOptions final : c10d::Backend::Options {
@@ -115,9 +121,6 @@ struct Collectives final : c10d::Backend {
   }
   void setSequenceNumberForGroup() override {
     gloo->setSequenceNumberForGroup();
-  }
-  uint64_t getSequenceNumberForGroup() override {
-    return gloo->getSequenceNumberForGroup();
   }
 
   // Enqueue: `start` is given nothing and begins the work on the CPU.
@@ -173,15 +176,22 @@ struct Collectives final : c10d::Backend {
                    [&](const auto& sum) { return gloo->allreduce(same, sum); });
   }
   Started allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
-    std::vector<Tensors> into;
-    Tensors all;
-    for (const auto& tensors : outputs) {
-      into.push_back(on_cpu(tensors));
-      all.insert(all.end(), tensors.begin(), tensors.end());
-    }
+    auto into = on_cpu(outputs);
     auto from = on_cpu(inputs);
-    return enqueued(c10d::OpType::ALLGATHER, inputs, all, options.asyncOp, 1,
+    return enqueued(c10d::OpType::ALLGATHER, inputs, flat(outputs), options.asyncOp, 1,
                     [&] { return gloo->allgather(into, from, options); });
+  }
+  Started gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    auto into = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return enqueued(c10d::OpType::GATHER, inputs, flat(outputs), options.asyncOp, 1,
+                    [&] { return gloo->gather(into, from, options); });
+  }
+  Started scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
+    auto into = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return enqueued(c10d::OpType::SCATTER, flat(inputs), outputs, options.asyncOp, 1,
+                    [&] { return gloo->scatter(into, from, options); });
   }
   Started _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
     auto into = on_cpu(output), from = on_cpu(input);

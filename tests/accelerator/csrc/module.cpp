@@ -97,6 +97,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<Event*>(event);
   }
+  void synchronizeStream(const c10::Stream& on) const override {
+    host_waits(clock_of(key(on)));
+  }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
     Clock all;
     {
@@ -187,17 +190,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"convolution_overrideable", "convolution_backward_overrideable"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
   }
-}
-
-using at::autocast::CastPolicy;
-#define LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
-#define FLOAT(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFallthrough());
-}
-TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
-  AT_FORALL_LOWER_PRECISION_FP(LOWER)
-  AT_FORALL_FP32(FLOAT)
 }
 
 }  // namespace sim
