@@ -69,8 +69,20 @@ class Device:
     def _lazy_init(self) -> None:
         pass
 
+    def set_device(self, device) -> None:
+        self.native.set_device(self._index(device))
+
     def get_device_name(self, device=None) -> str:
         return f"simulated accelerator {self._index(device)}"
+
+    def get_device_properties(self, device=None):
+        return torch._C._accelerator_getMemoryInfo(self._index(device))
+
+    def synchronize(self, device=None) -> None:
+        torch.accelerator.synchronize(self._index(device))
+
+    def Stream(self, device=None, priority=0):  # noqa: N802
+        return torch.Stream(torch.device("sim", self._index(device)), priority=priority)
 
     def current_stream(self, device=None):
         return torch.accelerator.current_stream(torch.device("sim", self._index(device)))
@@ -83,8 +95,21 @@ class Device:
         with stream:
             yield
 
+    @contextmanager
+    def device(self, device):
+        before = self.current_device()
+        self.set_device(device)
+        yield
+        self.set_device(before)
+
     def get_amp_supported_dtype(self):
         return DTYPES
+
+    def is_bf16_supported(self) -> bool:
+        return True
+
+    def manual_seed(self, seed: int) -> None:
+        self.native.set_random(self.current_device(), seed % 2**64, 0)
 
     def manual_seed_all(self, seed: int) -> None:
         for number in range(self.device_count()):

@@ -92,18 +92,10 @@ CONFIGS = {
     ),
 }
 CLASSES = {
-    "t5": transformers.T5ForConditionalGeneration,
-    "llama": transformers.LlamaForCausalLM,
-    "gpt2": transformers.GPT2LMHeadModel,
-    "qwen3": transformers.Qwen3ForCausalLM,
-    "mixtral": transformers.MixtralForCausalLM,
-    "gemma3": transformers.Gemma3ForCausalLM,
-    "gpt_oss": transformers.GptOssForCausalLM,
-    "opt": transformers.OPTForCausalLM,
-    "granite": transformers.GraniteForCausalLM,
-    "apertus": transformers.ApertusForCausalLM,
-    "vit": transformers.ViTForImageClassification,
-}
+    name: transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    for name, config in CONFIGS.items()
+    if name not in ("t5", "vit")
+} | {"t5": transformers.T5ForConditionalGeneration, "vit": transformers.ViTForImageClassification}
 
 
 def tokenizer():

@@ -62,7 +62,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
     auto clock = state().clocks[key(on)];
     merge(clock, state().host);
-    *static_cast<Event*>(*event) = {clock, false};
+    *static_cast<Event*>(*event) = {clock, std::chrono::steady_clock::now(), false};
   }
   void block(void* event, const c10::Stream& waiting) const override {
     Lock lock(state().mutex);
@@ -96,6 +96,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<Event*>(event);
+  }
+  double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
+    TORCH_CHECK(from && to, "both events must be recorded first");
+    const std::chrono::duration<double, std::milli> passed =
+        static_cast<Event*>(to)->time - static_cast<Event*>(from)->time;
+    return passed.count();
   }
   void synchronizeStream(const c10::Stream& on) const override {
     host_waits(clock_of(key(on)));
@@ -144,6 +150,9 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   bool isAvailable() const override {
     return devices() > 0;
+  }
+  bool hasPrimaryContext(c10::DeviceIndex) const override {
+    return true;
   }
   c10::DeviceIndex deviceCount() const override {
     return c10::DeviceIndex(devices());

@@ -10,6 +10,7 @@
 #include <c10/core/Stream.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <list>
 #include <map>
@@ -35,6 +36,7 @@ struct Block {
 
 struct Event {
   Clock clock;
+  std::chrono::steady_clock::time_point time;
   bool asked = false;
 };
 
