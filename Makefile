@@ -17,20 +17,17 @@ SNAKEMAKE := $(BIN)/python -P -m snakemake
 # Try it in a minute: one workload on one device and with DDP.
 try: .venv/run
 	@$(SNAKEMAKE) --profile workflow/profiles/local --config 'workloads=[mlp]' 'strategies=[single, ddp]' -- all
-	@echo && cat results/logs/summarize.log
 
 # Train and compare the default matrix on the embedded data.
 # Ends with its test losses, the verdict and the report to open.
 run: .venv/run
 	@$(SNAKEMAKE) --profile workflow/profiles/local all
-	@echo && cat results/logs/summarize.log
 
 EXAMPLES = $(shell sed -n 's/^\(example_[a-z_]*\):.*/\1/p' config/strategies.yaml | paste -sd,)
 # Train the scripts of examples/, and judge them.
 run-examples: .venv/run
 	@$(SNAKEMAKE) --profile workflow/profiles/local --config 'strategies=[single,$(EXAMPLES)]' \
 	  'workloads=[mlp,mnist,llama2,moe]' -- all
-	@echo && cat results/logs/summarize.log
 
 # The default workloads; adapters on packed rows and beside experts; and Muon.
 COLUMNS := "mlp", "mnist", "xsum", "vit", "llama2", "moe", "hf_small", "instruct@size=lora", "moe@size=lora", "moe@optimizer.name=muon"

@@ -15,6 +15,15 @@ PROGRAMS = ("chromium", "chromedriver")
 QUIET = ("disable-background-networking", "disable-component-update", "disable-sync", "disable-quic", "no-first-run")
 """Chromium's own calls to its maker's hosts."""
 
+BLANK = """[...document.querySelectorAll('.chart:not(:has(canvas))')].filter((chart) => {
+  const marks = [...chart.querySelectorAll('[role="graphics-object"] :is(.mark-rect, .mark-symbol, .mark-line) path')];
+  const boxes = marks.filter((mark) => !mark.closest('.role-legend')).map((mark) => mark.getBoundingClientRect());
+  const most = (side) => Math.max(...boxes.map((box) => box[side]));
+  const least = (side) => Math.min(...boxes.map((box) => box[side]));
+  return !(most("right") - least("left") > 2 && most("bottom") - least("top") > 2);
+}).map((chart) => chart.dataset.spec)"""
+"""Names of the drawn charts whose marks, without those of legends, cover nothing."""
+
 
 @dataclass
 class Page:
@@ -39,6 +48,8 @@ class Page:
         """Bring all charts into view, and wait for them."""
         self.driver.execute_script("document.querySelectorAll('.chart').forEach((place) => draw(place))")
         self.until("document.querySelectorAll('.chart:not([data-drawn])').length === 0", 60)
+        blank = self.ask(BLANK)
+        assert not blank, blank
 
     def complaints(self):
         """What the console says, and what was asked of a network."""

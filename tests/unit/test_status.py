@@ -14,7 +14,7 @@ from shardlab.cli import status
 from shardlab.records import manifest
 from shardlab.records.reports import Attempt
 from shardlab.runs.attempts import Attempts
-from shardlab.runs.run_status import next_action, queue, status_of
+from shardlab.runs.run_status import NOT_BEGUN, next_action, queue, status_of
 from shardlab.runs.slurm_reattach import name_of
 from shardlab.train import loop
 
@@ -48,7 +48,7 @@ def test_what_is_there_of_a_run(tiny_data, tmp_path):
     assert said().startswith("resumable after step 2; never begun (")
     assert "step-00000004/manifest.json" in said()
     shutil.rmtree(folder / "checkpoints")
-    assert said() == "from its first step: no checkpoint; never begun"
+    assert said() == NOT_BEGUN
 
 
 def under_way(results, *whys, steps=3):

@@ -9,7 +9,7 @@ from helpers.common import tiny_run
 from helpers.reports import STEP, finished
 from shardlab.report import charts, html, run_data, summary
 from shardlab.report.verdict import judge
-from shardlab.settings import load
+from shardlab.settings import load, resolve
 
 FEW, MANY = 60, 1000
 """Runs of the page in the short and in the long form; both are more than it lists strategies (`charts.PAGES`)."""
@@ -88,6 +88,28 @@ def test_it_is_readable_on_any_screen(path, width, scheme, ground):
         for table in (".matrix", "#mlp-table"):
             assert page.ask(STAYS.format(table)), f"the first column of {table} stays when its box is scrolled"
         assert page.ask("[...document.querySelectorAll('.chart')].every((each) => each.getAttribute('aria-label'))")
+        assert page.complaints() == []
+
+
+def test_no_chart_is_blank(tmp_path):
+    """Each kind of chart, on all kinds of workloads."""
+    given = {"strategies": ["single", "ddp", "pp"], "sweep": {"learning_rate": [1, 2]}}
+    config = load.config(given | {"workloads": load.config({}).workloads})
+    span = {"name": "forward", "start": 0.0, "end": 0.001}
+    timeline = {"phases": [[span]], "sent": [[]], "computed": [[span | {"piece": 1}]]}
+    sent = [{"axis": "dp_replicate", "collective": "all-reduce", "bytes": 2**20}]
+    runs, _ = resolve.matrix(config)
+    for number, run in enumerate(runs):
+        load_of = {"expert_load": [[3, 5]], "dropped_tokens": 0} if run.workload.startswith("moe") else {}
+        steps = [STEP | {"step": step, "loss": 3 - step / 9 + number / 1e6} | load_of for step in range(9)]
+        pipeline = {"timeline": timeline, "idle": [0.2]} if run.strategy == "pp" else {}
+        finished(tmp_path, run, steps=steps, traffic=sent if run.world_size > 1 else [], **pipeline)
+    found = run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path)
+    drawn = charts.draw(found, [*dict.fromkeys(run.workload for run in runs)])
+    assert {name.partition(".")[0] for name in drawn} == {*charts.CHARTS}
+    (tmp_path / "report.html").write_text(html.html(found, drawn, config, {}))
+    with opened(tmp_path / "report.html") as page:
+        page.draw_all()
         assert page.complaints() == []
 
 

@@ -124,6 +124,7 @@ def _differs(found: list[Line], usual: list[dict[str, float]], tolerance: float)
         if not off <= tolerance:
             return (
                 f"the loss of step {line.step} is {line.loss:.8g}, and single's {record['loss']:.8g}. `loss` is the "
-                "mean over all targets of the step, on all ranks; the order is that of docs/your-own.md"
+                "mean over all targets of the step: on several ranks the sum of theirs, all-reduced, by that of "
+                "their targets; the order is that of docs/your-own.md"
             )
     return None

@@ -62,7 +62,7 @@ def main(
     for name, action in actions.items():
         if action != NOT_BEGUN:
             print(f"{name:<32} {action}")
-    counts = Counter(action if action in (DONE, NOT_BEGUN) else "other" for action in actions.values())
+    counts = Counter(action if action in (DONE, NOT_BEGUN) else "begun" for action in actions.values())
     print(f"{len(actions)} runs: {', '.join(f'{count} {what}' for what, count in counts.items())}")
 
 

@@ -1,4 +1,4 @@
-"""Snakemake: which jobs run, when the ready ones are looked at, and which handler writes its log to a terminal."""
+"""Snakemake: which jobs run, when the ready ones are looked at, and which handler prints its log."""
 
 import logging
 import os
@@ -115,13 +115,11 @@ def respect_no_color() -> None:
             handler.nocolor = True
 
 
-def replace_terminal_handlers(make: Callable[[Any, logging.Handler], logging.Handler]) -> None:
-    """Replace each handler that writes to a terminal by what ``make(stream, handler)`` returns: a logger plugin would
-    have to be an installed package, which this project is not.
+def replace_stream_handlers(make: Callable[[Any, logging.Handler], logging.Handler]) -> None:
+    """Replace each handler that prints by what ``make(stream, handler)`` returns: a logger plugin would have to be an
+    installed package, which this project is not.
     """
     logger = logging.getLogger(LOGGER)
     for old in [handler for handler in logger.handlers if handler.name == "DefaultStreamHandler"]:
-        stream = getattr(old, "stream", sys.stderr)
-        if stream.isatty() and os.environ.get("TERM") != "dumb":
-            logger.removeHandler(old)
-            logger.addHandler(make(stream, old))
+        logger.removeHandler(old)
+        logger.addHandler(make(getattr(old, "stream", sys.stderr), old))

@@ -34,6 +34,8 @@ LEGEND = alt.Legend(title=None, orient="bottom", columns=4, symbolLimit=0)
 LONG = alt.Legend(title=None, orient="bottom", columns=2, symbolLimit=0)
 """For names of two or three words."""
 KINDS = list(get_args(Kind))
+COLORS = ["#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#f0e442", "#cc79a7"]
+"""Of the kinds, to be told apart by everybody: Okabe and Ito, Color Universal Design, 2008."""
 ANCHORS = {
     "label": ["right", "left", "top", "bottom", "top-right", "bottom-right", "top-left", "bottom-left"],
     "end-label": ["right"],
@@ -202,12 +204,13 @@ def _memory_table(run_data: RunData) -> pd.DataFrame:
 def _draw_memory(table: pd.DataFrame) -> alt.TopLevelMixin:
     table, unit = _in_unit(table)
     named = table[table.kind != "other"].groupby("strategy").bytes.sum().max()
-    longest = min(1.5 * named, table.groupby("strategy").bytes.sum().max())
+    # A bar that is whole ends before the edge.
+    longest = min(4 * named, 1.02 * table.groupby("strategy").bytes.sum().max())
     return _bars(
         table.assign(order=table.kind.map(KINDS.index)),
         alt.X("bytes:Q", title=unit, scale=alt.Scale(domainMax=float(longest), clamp=True)),
         tips=["kind", *SIZES],
-        color=alt.Color("kind:N", sort=KINDS, scale=alt.Scale(domain=KINDS, scheme="tableau10"), legend=LEGEND),
+        color=alt.Color("kind:N", sort=KINDS, scale=alt.Scale(domain=KINDS, range=COLORS), legend=LEGEND),
         order=alt.Order("order:Q"),
     )
 
@@ -306,7 +309,7 @@ def _draw_ranks(table: pd.DataFrame) -> alt.TopLevelMixin:
     """A panel for each kind, a bar for each rank."""
     table, unit = _in_unit(table)
     ranks = _rows(table, "rank")
-    color = alt.Color("kind:N", legend=None, scale=alt.Scale(domain=KINDS[:-1], scheme="tableau10"))
+    color = alt.Color("kind:N", legend=None, scale=alt.Scale(domain=KINDS[:-1], range=COLORS))
     x = alt.X("bytes:Q", title=unit, axis=alt.Axis(tickCount=3))
     bars = alt.Chart().mark_bar().encode(x, ranks, color, tooltip=["workload", "rank", "kind", *SIZES])
     ticks = alt.Chart().mark_tick(thickness=3, size=16, color="grey").encode(alt.X("planned:Q"), ranks)

@@ -23,7 +23,8 @@ def advice(rows: pd.DataFrame) -> str:
     *others, last = quick.strategy
     figures = _figures(quick.iloc[0])
     if others:
-        parts = [f"{', '.join(others)} and {last} are the fastest: their steps vary more than they differ."]
+        names = f"{', '.join(others)} and {last}"
+        parts = [f"Which is the fastest of {names} cannot be told: the times of their steps overlap."]
     elif last == "single":
         parts = [f"One device is the fastest here ({figures}): for this model ranks only add waiting."]
     else:

@@ -235,8 +235,12 @@ def pages(table: pd.DataFrame) -> dict[str, str]:
 
 
 def diagnosis(table: pd.DataFrame) -> str:
-    """Return a sentence with a target that diagnoses what is not equal; empty if everything is."""
+    """Return a sentence with a target that diagnoses what is not equal, or of a script how it gets one; empty if
+    everything is equal.
+    """
     targets = [*pages(table).values()]
+    if not targets and table.equality.eq(UNEQUAL).any():
+        return "A script has a diagnosis once it dumps its first steps: docs/diagnose.md."
     other = " (or another run's)" if len(targets) > 1 else ""
     return f"To see where and why, repeat the call with the target results/{targets[0]}{other}." if targets else ""
 

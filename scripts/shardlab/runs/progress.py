@@ -1,7 +1,7 @@
-"""Progress display of a call on a terminal: a bar with an estimate, a line per finished run, a sentence per failure.
+"""Progress display of a call: a bar with an estimate, a line per finished run, a sentence per failure. If the output is
+not a terminal, a line per tenth of the jobs in place of bar and runs.
 
-Snakemake's usual ten lines per job go to its log, `.snakemake/log`; if the output is not a terminal, they are also
-printed.
+Snakemake's usual ten lines per job go to its log, `.snakemake/log`.
 """
 
 import logging
@@ -17,22 +17,24 @@ from shardlab.errors import IN_LOG, UserError
 from shardlab.files import read_json
 from shardlab.patches import snakemake_core
 
-SHOWN = ("Nothing to be done", "Complete log", "of an earlier call", "Shutting down", "Will exit")
+SHOWN = ("Nothing to be done", "of an earlier call", "Shutting down", "Will exit")
 """Messages without a job that are shown."""
+OF_FAILURES = "Complete log"
+"""Shown, too, if something failed."""
 RUN = re.compile(r"results/([^/]+)/([^/]+?)(?:\.done|/test\.json)$")
 
 
 def install() -> None:
-    """Replace Snakemake's handler, where it writes to a terminal."""
+    """Replace the handler of Snakemake that prints."""
 
     def lines(stream: Any, old: logging.Handler) -> logging.Handler:
-        return Lines(Console(file=stream, highlight=False), old)
+        return Lines(Console(file=stream, highlight=False, soft_wrap=True), old)
 
-    snakemake_core.replace_terminal_handlers(lines)
+    snakemake_core.replace_stream_handlers(lines)
 
 
 class Lines(logging.Handler):
-    """Shows the events of Snakemake's log on a terminal."""
+    """Shows the events of Snakemake's log."""
 
     def __init__(self, console: Console, before: logging.Handler | None = None) -> None:
         """``before``: the handler that this one replaces; its filters are kept (--quiet)."""
@@ -42,7 +44,8 @@ class Lines(logging.Handler):
         self.jobs: dict[Any, logging.LogRecord] = {}
         columns = [BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn()]
         self.bar = Progress(*columns, console=console, transient=True)
-        self.stopped = False
+        self.stopped = self.failed = False
+        self.tenths = 0
         self.task = self.bar.add_task("", total=None)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -69,7 +72,7 @@ class Lines(logging.Handler):
             return  # the error of the failed job says it
         elif record.levelno >= logging.WARNING:
             self.console.print(Text(text, "red" if record.levelno >= logging.ERROR else "yellow"))
-        elif any(words in text for words in SHOWN):
+        elif any(words in text for words in SHOWN) or (self.failed and OF_FAILURES in text):
             self.console.print(text)
 
     _error = _message
@@ -89,13 +92,18 @@ class Lines(logging.Handler):
 
     def _job_finished(self, record: logging.LogRecord) -> None:
         job = self.jobs.get(getattr(record, "job_id", None))
-        if job is not None and getattr(job, "rule_name", "") == "evaluate":
+        if self.console.is_terminal and job is not None and getattr(job, "rule_name", "") == "evaluate":
             self.console.print(Text(finished(getattr(job, "wildcards", {}))))
 
     def _progress(self, record: logging.LogRecord) -> None:
-        self.bar.update(self.task, completed=getattr(record, "done", 0), total=getattr(record, "total", None))
+        done, total = getattr(record, "done", 0), getattr(record, "total", None)
+        self.bar.update(self.task, completed=done, total=total)
+        if not self.console.is_terminal and total and 10 * done // total > self.tenths:
+            self.tenths = 10 * done // total
+            self.console.print(f"{done} of {total} jobs done")
 
     def _job_error(self, record: logging.LogRecord) -> None:
+        self.failed = True
         sentence = failed(record)
         if "stopped on request (SIGINT)" in sentence:
             self._stopped()

@@ -106,7 +106,7 @@ def next_action(run: Run, folder: Path, queued: dict[str, str] | None = None) ->
         if story is None or story.numbers != identity_of(run, "").numbers:
             return "checkpoints of its script before a change: undo it, or train with --config restart=true"
         return f"resumable, if {run.script} reads what it saved in its checkpoints folder; {_last(folder)}"
-    if not folder.exists():
+    if not (reason or skipped or attempts.history(folder)):
         return NOT_BEGUN
     return f"from its first step:{reason} no checkpoint; {_last(folder)}{skipped}"
 

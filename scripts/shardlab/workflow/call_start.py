@@ -11,7 +11,7 @@ from snakemake.exceptions import WorkflowError
 
 from shardlab.errors import PROFILE, UserError
 from shardlab.patches import snakemake_core
-from shardlab.runs import commands, forkserver, signals, slurm, slurm_reattach, snakemake_lock
+from shardlab.runs import commands, forkserver, progress, signals, slurm, slurm_reattach, snakemake_lock
 from shardlab.settings.config import Config
 from shardlab.settings.sites import Site
 from shardlab.settings.types import Run
@@ -66,10 +66,7 @@ def take_over(arguments: list[str], folder: Path) -> None:
     snakemake_lock.take(folder)
     slurm_reattach.install(folder)
     snakemake_core.look_again_once()
-    if sys.stderr.isatty():
-        from shardlab.runs import progress
-
-        progress.install()
+    progress.install()
 
 
 def note_done(arguments: list[str], folder: Path, runs: Iterable[Run], frozen: Callable[[], Mapping[str, Run]]) -> None:
