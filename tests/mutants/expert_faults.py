@@ -107,6 +107,7 @@ FAULTS = [
         "results, computed = own, received.sum()\n    if len(own):\n"
         "        results, computed = compute(own[order], received.sum(0, dtype=counts.dtype))",
         at("parity/test_memory", "test_experts_that_all_tokens_choose_are_planned_and_idle_ones_trained"),
+        error=r"Timeout \(>",  # the other ranks wait for its gradient
     ),
     Fault(
         "each group of experts clips by its own norm (Automodel #3816)",

@@ -17,6 +17,7 @@ from shardlab.plan.simulate import simulate
 from shardlab.runtime import tasks
 
 
+@pytest.mark.timeout(180)
 def test_experts_that_all_tokens_choose_are_planned_and_idle_ones_trained(server, tmp_path, tiny_data):
     """All tokens choose experts of the first of two ranks: a plan knows its memory, and the others' gradients are 0."""
     # As many samples as there are, so that activations are most of its peak.
