@@ -62,7 +62,7 @@ onstart:
 # The table and the verdict. Snakemake's timestamp files would be published with the exported models; without one it uses the folder's time.
 onsuccess:
     if any(job.rule.name == "summarize" for job in workflow.dag.jobs):
-        print("\n" + Path("results/logs/summarize.log").read_text(encoding="utf-8"), end="")
+        print("\n" + Path("results/logs/summarize.log").read_text(encoding="utf-8").strip())
     for mark in Path("results/export").glob("*/*/.snakemake_timestamp"):
         mark.unlink()
 

@@ -32,7 +32,6 @@ NOT_IMPLEMENTED = {
     "groups": {},
     "freeze": [],
     "adapter": None,
-    "length_buckets": False,
     "sync_batch_norm": False,
     "loss_chunks": 1,
     "activation_checkpointing": "none",

@@ -216,10 +216,9 @@ def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]
     elif own and partition.kind == "rank's micro-batch" and (text := _unreduced(rounded)):
         cause = "not reduced"
     elif lost:
-        counting = listed((_label(block) for block in blocks if block not in lost), 8)
         cause = "lost blocks"
-        times = ", ".join(dict.fromkeys(map(number, left)))
-        text = f"of {len(blocks)} {partition.plural} only {counting} count{'s' * alone}, {times} times"
+        counting = listed((f"{_label(block)} ({number(value)} times)" for block, value in rounded.items() if value), 8)
+        text = f"of {len(blocks)} {partition.plural} only {'this one counts' if alone else 'these count'}: {counting}"
     elif len(blocks) == len(sums.samples):
         return  # any other loss of a model with one output gives each sample a weight of its own
     else:

@@ -31,7 +31,6 @@ CHANGES = {
         "max_grad_norm": 0.5,
         "dtype": "float64",
         "gradient_accumulation_steps": 3,
-        "length_buckets": True,
         "loss_chunks": 3,
         "sync_batch_norm": True,
         "activation_checkpointing": "full",

@@ -22,7 +22,6 @@ RECIPES = {
     # A rate that changes at each step: an engine that does not follow the schedule shows at the second.
     "accumulated": {
         "gradient_accumulation_steps": 2,
-        "length_buckets": True,
         "loss_chunks": 3,
         "activation_checkpointing": "full",
         "lr_schedule": {"name": "constant", "warmup_steps": 3},
@@ -45,7 +44,7 @@ RECIPES = {
     "bf16": {"precision": "bf16"},
 }
 RECIPES["beside_experts"] = RECIPES["adapted"] | {"adapter": ADAPTER | {"targets": ["layers.*.attention.*", "output"]}}
-SPREAD_ONLY = ("gradient_accumulation_steps", "length_buckets", "loss_chunks", "activation_checkpointing")
+SPREAD_ONLY = ("gradient_accumulation_steps", "loss_chunks", "activation_checkpointing")
 SPREAD_ONLY += ("compile", "compile_backend", "precision")
 """Keys of a recipe that must change no number: the reference trains without them."""
 SLOWER = {"optimizer": {"learning_rate": 3e-4}}

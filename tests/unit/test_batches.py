@@ -2,9 +2,7 @@
 
 import json
 import resource
-from itertools import chain
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,14 +13,12 @@ from shardlab.data import split_file
 from shardlab.data.order import in_order
 from shardlab.data.split_file import SplitFile
 from shardlab.runtime import tasks
-from shardlab.runtime.batches import PrefetchLoader, Steps, micro_batches
+from shardlab.runtime.batches import PrefetchLoader, Steps
 from shardlab.runtime.distributed import World
-from shardlab.settings.mesh import ParallelDims
 
 CPU = torch.device("cpu")
 WINDOWS, LENGTH = 6_000_000, 2048
 """Of a token file of 49 GB."""
-LENGTHS = np.array([7, 1, 9, 2, 8, 3])
 
 
 class Engine:
@@ -60,33 +56,6 @@ def test_a_training_validates_after_each_epoch_and_at_its_end(tiny_data, epochs,
     assert steps.count == count
     assert [number for number in range(count) if steps[number].validates] == validated
     assert [steps[number].epoch for number in range(count)] == [number // 3 for number in range(count)]
-
-
-class OfLengths:
-    """In place of a task: a micro-batch is its samples' numbers."""
-
-    def lengths(self, split, indices):
-        return LENGTHS[indices]
-
-    def micro_batch(self, split, indices, rows, sequence):
-        return indices.tolist()
-
-
-def test_buckets_sort_a_rank_s_samples_of_a_step():
-    shuffled = np.array([4, 0, 5, 2, 1, 3])
-
-    def of_rank(rank, *, by_length):
-        world = World(rank, 2, CPU, ParallelDims({"dp_replicate": 2}))
-        with mock.patch.object(World, "place", {"dp_replicate": rank}):
-            return micro_batches(OfLengths(), Engine(), "train", shuffled, 6, 2, world, by_length=by_length)
-
-    plain, by_length = ([of_rank(rank, by_length=on) for rank in (0, 1)] for on in (False, True))
-    for whole, parts in zip(plain, by_length, strict=True):
-        samples = [*chain.from_iterable(parts)]
-        assert sorted(samples) == sorted(chain.from_iterable(whole))
-        lengths = OfLengths().lengths("train", samples).tolist()
-        assert lengths == sorted(lengths)
-    assert by_length != plain
 
 
 def test_what_goes_wrong_ahead_is_raised_where_the_step_is_asked_for(tiny_data):

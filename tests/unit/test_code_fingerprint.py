@@ -63,7 +63,6 @@ def package(tmp_path, monkeypatch):
     copied = tmp_path / "scripts/shardlab"
     shutil.copytree(ROOT / "scripts/shardlab", copied, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(code_fingerprint, "PACKAGE", copied)
-    monkeypatch.setattr(code_fingerprint, "ROOT", tmp_path)
     forget()
     yield copied
     forget()

@@ -98,4 +98,5 @@ def test_numbers_of_runs_in_running_text_are_those_of_the_configuration():
     config = load.config({})
     runs = len(resolve.matrix(config)[0])
     assert f"under {len(every)} parallel strategies" in readme
-    assert f"{len(config.strategies)} strategies on up to {len(config.workloads)} workloads, {runs} runs:" in readme
+    matrix = f"{len(config.strategies)} strategies on up to {len(config.workloads)} workloads (a model and its data)"
+    assert f"{matrix}, {runs} runs:" in readme

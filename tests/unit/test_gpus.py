@@ -12,8 +12,7 @@ from shardlab.runs import commands, cpu_binding, gpus
 from shardlab.runs.gpus import busy, listed, old_driver, why_missing
 from shardlab.runs.stages import Scope
 from shardlab.runtime import device
-from shardlab.settings import cuda as versions
-from shardlab.settings import load, resolve
+from shardlab.settings import load, resolve, torch_releases
 
 CUDA = "13.0"
 TWO = "0, NVIDIA H100 80GB HBM3, 580.95.05, Disabled, 4\n1, NVIDIA H100 80GB HBM3, 580.95.05, Disabled, 4\n"
@@ -63,7 +62,7 @@ def test_gpus_that_are_hidden_or_not_in_the_container(driver, tmp_path, monkeypa
 @pytest.mark.parametrize(("version", "needed"), [("13.0", 580), ("12.6", 525), ("99.1", None), (None, None)])
 def test_a_driver_is_as_new_as_cuda_needs(driver, version, needed):
     driver(TWO.replace("580.95.05", "470.82.01"))
-    assert versions.driver_needed(version) == needed
+    assert torch_releases.driver_needed(version) == needed
     seen = old_driver(listed(), version)
     if needed is None:
         assert seen is None

@@ -103,11 +103,6 @@ def test_a_revision_that_is_changed_back_gives_its_own_rows(hub, raw):
         reader.read(data_set(revision=commits["new"]), raw)
 
 
-def test_a_download_of_another_fingerprint_is_refused(hub, raw):
-    hub.push(REPO, numbered())
-    assert "data set mine: the files of tester/some have the fingerprint" in refusal(raw, fingerprint="0" * 64)
-
-
 def test_a_branch_that_moved_is_refused_until_its_old_commit_is_named(hub, raw):
     old = hub.push(REPO, numbered())
     samples(raw)

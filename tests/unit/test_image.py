@@ -16,7 +16,6 @@ from shardlab.files import lock, sha256, write_json
 from shardlab.runs import job
 from shardlab.runs.images import ImageReport, read_image
 from shardlab.settings import torch_releases
-from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
 
 DEFINITION = (ROOT / "containers/train.def").read_text()
@@ -291,5 +290,5 @@ def test_a_job_on_a_node_of_another_architecture_than_the_image_s_starts_no_rank
 
 def test_the_driver_follows_from_the_major_version_of_cuda():
     known = {"11.8": 450, "12.9": 525, "13.0": 580, "13": 580}
-    assert {cuda: driver_needed(cuda) for cuda in known} == known
-    assert not any(driver_needed(cuda) for cuda in ("10.2", "99.0", "", "x", None))
+    assert {cuda: torch_releases.driver_needed(cuda) for cuda in known} == known
+    assert not any(torch_releases.driver_needed(cuda) for cuda in ("10.2", "99.0", "", "x", None))

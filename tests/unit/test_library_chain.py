@@ -9,6 +9,7 @@ import transformers
 from helpers import transformers_models
 from shardlab.models import _transformers
 from shardlab.models._chain import INPUTS, Chain
+from shardlab.models._library_chain import on_fake_tensors
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 300}
 CONFIGS = {
@@ -75,3 +76,14 @@ def test_what_layers_have_besides_the_states_is_said(created):
     assert created("gemma2").obstacles() == []
     assert created("gemma4").obstacles() == ["they also take argument 1, which is computed from weights"]
     assert not isinstance(created("t5"), Chain)
+
+
+def test_tables_that_the_library_keeps_are_not_fake_afterwards():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    config = transformers.BeitConfig(image_size=32, use_relative_position_bias=True, **sizes)
+    pixels = torch.zeros(1, 3, 32, 32)
+    with torch.device("meta"):
+        model = transformers.BeitForImageClassification(config)
+    with torch.no_grad(), on_fake_tensors(model):
+        model(torch.zeros(1, 3, 32, 32))
+    assert type(transformers.BeitForImageClassification(config)(pixels).logits) is torch.Tensor

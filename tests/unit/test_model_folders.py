@@ -431,7 +431,8 @@ def test_keys_that_nothing_reads_are_found(tmp_path, keys, unread):
 
 
 def test_what_the_library_writes_has_no_misspelled_key():
-    found = {}
+    # A key of published files without effect; another one, of another type, is spelled like it.
+    found = {"of Bart": [*_transformers._misspelled(CONFIG_MAPPING["bart"](), {"extra_pos_embeddings": 2})]}
     for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         try:
             config = CONFIG_MAPPING[kind]()

@@ -143,3 +143,16 @@ def test_loss_on_random_tokens_stays_at_ln_v(monkeypatch):
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, is_causal, **k: original(*a, **k))
     torch.manual_seed(0)
     assert train_on_random_tokens(models.create("llama", args)) < math.log(64) - 0.5
+
+
+def test_every_workload_s_file_describes_its_model_and_segments_have_each_weight_once():
+    for workload in load.names("workloads"):
+        run = resolve.run(load.config({}), "single", workload)
+        if run.model.folder:
+            assert run.model.segments == 0
+            continue
+        chain = build_model(run)
+        models.check_plan(run.model, chain)
+        owned = [name for segment in chain.segments() for name in segment.names]
+        for name in models.state(chain):
+            assert sum(name == own or name.startswith(f"{own}.") for own in owned) == 1, name

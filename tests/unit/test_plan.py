@@ -11,12 +11,12 @@ import pytest
 import theory
 import torch
 
-from helpers.common import build, tiny_run
+from helpers.common import tiny_run
 from helpers.keys import CHANGES
 from shardlab.cli import plan as plan_program
 from shardlab.cli import resolve as resolve_program
 from shardlab.data import encoders, order
-from shardlab.errors import UserError
+from shardlab.errors import Unsupported, UserError
 from shardlab.measure.memory import KINDS
 from shardlab.plan import simulate as simulation
 from shardlab.plan.simulate import _hold_buckets, _task, _together, _zero, simulate
@@ -25,7 +25,6 @@ from shardlab.report import plan_table
 from shardlab.runs import job
 from shardlab.runtime import tasks
 from shardlab.settings import load, resolve, run_identity
-from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import Hardware
 from shardlab.settings.types import read_run
@@ -379,21 +378,13 @@ def test_nothing_is_forked_while_this_process_builds_models(monkeypatch):
     assert not others
 
 
-def test_devices_of_one_process_are_planned_one_by_one():
-    """On a GPU a plan is of the fullest device; a CPU is one device."""
-    runs = {name: tiny_run("llama2", name) for name in ("single", "mp", "dp")}
-    cases = [(on(device, run), None) for device in ("cpu", "cuda") for run in runs.values()]
-    planned = [each["tensor_bytes"][0] for each in simulate(cases)]
-    single, _, _, _, mp, dp = ({"peak": each["peak"]} | each["largest"] for each in planned)
-    assert [each["largest"]["weights"] for each in planned[:3]] == [single["weights"]] * 3
-    weights = []
-    for where in boundaries(runs["mp"].model.segments, runs["mp"].devices_per_rank):
-        part = build(runs["mp"])
-        part.cut(*where)
-        weights.append(sum(parameter.nbytes for parameter in part.parameters()))
-    assert mp["weights"] in weights
-    assert dp["weights"] == single["weights"]
-    assert mp["optimizer"] < single["optimizer"] == dp["optimizer"]
-    assert mp["peak"] < single["peak"]
-    assert mp["activations"] < 0.6 * single["activations"]
-    assert dp["activations"] < single["activations"]
+def test_several_gpus_of_one_process_are_not_planned():
+    """CPUs are one device."""
+    run = tiny_run("llama2", "mp")
+    here, there = simulate([(on(device, run), None) for device in ("cpu", "cuda")])
+    assert here["tensor_bytes"][0]["largest"]["weights"] > 0
+    assert there == "a plan is of one device, and a process here has 2; measure a run"
+    config = load.config({"recipe": {"activation_checkpointing": "auto"}, "site_settings": {"device": "cuda"}})
+    with pytest.raises(Unsupported, match=r"mp: no plan says what its 2 devices hold, .*activation_checkpointing to"):
+        resolve.run(config, "mp", "llama2")
+    assert resolve.run(config, "ddp", "llama2")

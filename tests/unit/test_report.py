@@ -169,12 +169,13 @@ def rows(**speeds):
             ["ddp is the fastest", "Least memory on 4 ranks: fsdp, 1 samples/s, 2 MiB"],
         ),
         ({"single": (9, 4), "ddp": (2, 4)}, ["One device is the fastest"]),
-        ({"tp": (10, 4), "fsdp": (9, 4)}, ["tp and fsdp are the fastest"]),
+        ({"tp": (10, 4), "fsdp": (9, 4)}, ["fastest of tp and fsdp cannot be told"]),
         ({"tp": (1, 4), "pp": (2, 2), "cp": (math.nan, 1), "ep": (3, math.nan)}, ["Of 2 ", "pp is the fastest"]),
     ],
 )
 def test_advice_comes_from_the_figures(speeds, words):
     assert all(word in advice(rows(**speeds)) for word in words)
+    assert "fastest" not in advice(rows(**speeds), on_cpus=True)
     assert not advice(rows(single=(1, 1)))
 
 

@@ -33,16 +33,15 @@ def edits(section, key):
     return resolved(**before), resolved(**after.get(section, {"workload": {key: change}}))
 
 
-def test_every_key_is_in_one_class():
+def test_every_key_is_edited():
     for section, kind in SECTIONS.items():
-        names = [name for names in KEYS[section].values() for name in names.split()]
-        assert sorted(names) == sorted(CHANGES[section]) == sorted(kind.model_fields), section
+        assert CHANGES[section].keys() == kind.model_fields.keys() >= {*" ".join(KEYS[section].values()).split()}
 
 
 @pytest.mark.parametrize(("section", "key"), [(section, key) for section in CHANGES for key in CHANGES[section]])
 def test_an_edit_trains_a_finished_run_again_if_the_key_determines_numbers(section, key):
     before, after = (run_identity.identity_of(run, "").run for run in edits(section, key))
-    assert (before != after) == (key in KEYS[section]["numbers"].split())
+    assert (before != after) == run_identity.trains_again(section, key)
 
 
 def test_a_run_s_numbers_do_not_depend_on_its_place():

@@ -230,9 +230,9 @@ def test_a_job_of_any_size_goes_the_way_that_lets_signals_through(ranks):
     assert f"--gpus-per-node={ranks}" in requested["slurm_extra"]
 
 
-def test_the_address_of_a_node_has_the_site_s_suffix_and_domain():
+def test_the_address_of_a_node_has_the_site_s_suffix():
     assert launchers.address(LauncherSettings()) == "$(hostname)"
-    assert launchers.address(LauncherSettings(suffix="-ib", domain="cluster")) == "$(hostname -s)-ib.cluster"
+    assert launchers.address(LauncherSettings(suffix="-ib.cluster")) == "$(hostname -s)-ib.cluster"
 
 
 def test_a_path_that_slurm_jobs_cannot_start_with_is_said():
@@ -248,7 +248,7 @@ def test_preflight_names_the_keys_to_change_when_a_node_is_not_heard(monkeypatch
     run = resolve.run(loaded(site="test", nodes=2)[0], "ddp", "mlp")
     seen = " ".join(preflight.nodes(run)["problems"])
     assert "1 of 2 nodes did not reach localhost:0 within 0.2 s" in seen
-    assert "srun.domain or srun.interface" in seen
+    assert "set srun.suffix or srun.interface" in seen
 
 
 def test_an_image_that_each_job_unpacks_needs_space(monkeypatch, tmp_path):

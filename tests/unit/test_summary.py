@@ -86,7 +86,7 @@ UNEQUAL = [
     ({"ddp": 2.0, "validation": {"ddp": 1.1}}, "validation 1.0e-01"),
     ({"ddp": 2.0, "averages": {"single": 4.0, "ddp": 4.4}}, "average 1.0e-01"),
     # The end is equal, the beginning is not; equal weights do not excuse it.
-    ({"ddp": 2.0, "first": {"ddp": 0.5}, "weights": {"ddp": (0.0, 1e-3)}}, "first 4 steps 5.0e-01"),
+    ({"ddp": 2.0, "first": {"ddp": 0.5}, "weights": {"ddp": (0.0, 1e-3)}}, "first 4 steps off by 5.0e-01"),
     # Weights have a tolerance of their own; that of those that have to be equal is 0, in any precision.
     ({"ddp": 2.0, "weights": {"ddp": (1.01e-3, 1e-3)}}, "head.bias 1.0e-03, tolerance 1.0e-03"),
     ({"ddp": 2.5, "first": {"ddp": 0.5}, "weights": {"ddp": (1e-12, 0.0)}}, "head.bias 1.0e-12, tolerance 0.0e+00"),
@@ -243,11 +243,13 @@ def test_weights_are_judged_by_the_twins_of_the_same_weight(tmp_path):
     assert row(near) == ["quiet", 9.9e-4, pytest.approx(1e-3), "equal"]
     assert summary.collect([single, ddp], tmp_path, 2).weights_noise_floor[1] == spread["quiet"]
     assert summary.collect([ddp], tmp_path, 2).status[0] == "done", "without single"
-    assert row(dict.fromkeys(near, 0.0)) == ["noise", 0.0, 5.0, "equal"]
+    assert row(dict.fromkeys(near, 0.0)) == ["quiet", 0.0, pytest.approx(1e-3), "equal"]
     assert row(near | {"quiet": 1.01e-3}) == ["quiet", 1.01e-3, pytest.approx(1e-3), "unequal"]
     assert row(near | {"frozen": 1e-9}) == ["frozen", 1e-9, 0.0, "unequal"]
     # The farthest twin of each weight, whichever it is.
-    assert row(near | {"noise": 4.999}, [spread | {"noise": 0.1}, spread]) == ["noise", 4.999, 5.0, "equal"]
+    small = spread | {"noise": 0.09}
+    beside = [small, small | {"noise": 0.01}]
+    assert row(near | {"noise": 0.8999}, beside) == ["noise", 0.8999, pytest.approx(0.9), "equal"]
     # Twins of other weights: only what has to be equal is judged.
     assert row(near, of_twins="other") == ["noise", 4.0, None, "equal"]
     assert row(near | {"frozen": 1e-9}, of_twins="other") == ["frozen", 1e-9, 0.0, "unequal"]

@@ -17,6 +17,8 @@ rule plan:
     resources:
         **REQUESTS.of_one_device("plan"),
     params:
+        # Triggers planning again, as below.
+        identity=CALL.identity_of_all,
         config=CONFIG_JSON,
     message:
         "Planning all runs"

@@ -5,13 +5,18 @@ Other trainings are compared by the command traindiff (docs/diagnose.md).
 """
 
 import argparse
+import math
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
 from shardlab.cli import program
+from shardlab.data import store
+from shardlab.data.order import BatchOrder
 from shardlab.errors import UserError
 from shardlab.files import write_text
+from shardlab.records import metrics
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run, read_run
 from traindiff import command_line
 from traindiff.capture_files import Capture, InputError
@@ -48,8 +53,33 @@ def main(
             found = diagnose(_pair(run, other, place / "single", place / "twin"))
         except InputError as error:
             raise UserError(str(error)) from None
-        write_text(output, markdown(found, f"{run.strategy} x {run.workload}"))
+        page = markdown(found, f"{run.strategy} x {run.workload}")
+        if found.first is None:
+            page += _first_unequal_loss(run, like.parent, settings.parent, store.samples_in(data, "train"))
+        write_text(output, page)
         print(found.sentence)
+
+
+def _first_unequal_loss(run: Run, folder: Path, single: Path, samples: int) -> str:
+    """Return a sentence on the first step in which the losses that two trainings recorded differ; empty if none does or
+    in low precision.
+    """
+    tolerance = PRECISIONS[run.recipe.arithmetic].tolerance
+    if tolerance is None:
+        return ""
+    both = [{each["step"]: each for each in metrics.read(place / metrics.NAME)} for place in (folder, single)]
+    losses = {step: [records[step].get("loss") for records in both] for step in both[0] if step in both[1]}
+    unequal = [
+        step
+        for step, (own, reference) in sorted(losses.items())
+        if own and reference and not math.isclose(own, reference, rel_tol=tolerance)
+    ]
+    if not unequal:
+        return ""
+    order = BatchOrder(samples, run.recipe.global_batch_size, run.seed)
+    epoch, first = divmod(unequal[0], order.steps_per_epoch)
+    place = f", the first of epoch {epoch}: are its samples in the common order?" if epoch and not first else "."
+    return f"\nThe losses that the trainings recorded first differ in step {unequal[0]}{place}\n"
 
 
 def _pair(run: Run, other: Path, reference: Path, twin: Path) -> Pair:

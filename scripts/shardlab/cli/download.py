@@ -20,4 +20,4 @@ def main(output: Path, data: DataSet | None = None, model: Model | None = None) 
     revision = manifest["hub"]["revision"]
     if revision != manifest["commit"]:
         print(f"revision {revision} is a branch, which can move; pin it: revision: {manifest['commit']}")
-    print(f"commit {manifest['commit']}\nfingerprint {manifest['fingerprint']}")
+    print(f"commit {manifest['commit']}")

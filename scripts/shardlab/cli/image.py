@@ -23,7 +23,6 @@ from shardlab.runs import debian
 from shardlab.runs.container import require
 from shardlab.runs.images import ImageReport
 from shardlab.settings import torch_releases
-from shardlab.settings.cuda import driver_needed
 from shardlab.settings.sites import Container
 
 ELSEWHERE = 'docs/cluster.md, "Where to build the image"'
@@ -172,4 +171,4 @@ def labels(command: str, image: Path) -> dict[str, str]:
 def pytorch(labelled: dict[str, str]) -> dict[str, str | int | None]:
     """Return the report's fields about an image's PyTorch, from its labels; None for missing labels."""
     versions: dict[str, str | None] = {name: labelled.get(f"shardlab.{name}") for name in ("torch", "cuda", "rocm")}
-    return versions | {"driver": driver_needed(versions["cuda"])}
+    return versions | {"driver": torch_releases.driver_needed(versions["cuda"])}

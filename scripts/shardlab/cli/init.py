@@ -12,6 +12,7 @@ import torch
 from shardlab import models
 from shardlab.cli import program
 from shardlab.data import store
+from shardlab.errors import UserError
 from shardlab.models import contents
 from shardlab.models.declared import completed
 from shardlab.models.weights import materialize, save
@@ -57,7 +58,13 @@ def main(
         device = device_for_rank(run.site.device)
         task = tasks.load(run.task, data, dtype, device, loss_chunks=run.recipe.loss_chunks)
         materialize(model, output, device)
-        properties |= trial.find_properties(complete, task, model)
+        try:
+            properties |= trial.find_properties(complete, task, model)
+        except Exception as error:
+            if isinstance(error, UserError | torch.OutOfMemoryError) or run.model.folder is None:
+                raise  # the place in the model's own file is what tells
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UserError(f"{run.model.folder} does not run in {run.recipe.dtype}: {said}") from error
         notes = contents.check_all(complete, model, runs, properties)
         loss = evaluation.evaluate_model(run, task, model).loss
     for sentence in _of_library(run, model) + notes:

@@ -145,7 +145,7 @@ def nodes(run: Ranks) -> Findings | None:
         socket.getaddrinfo(host, port)
     except socket.gaierror:
         found["problems"].append(
-            f"{found['host']}: no address is known for {host}, where nodes should meet; set {key}.suffix, {key}.domain "
+            f"{found['host']}: no address is known for {host}, where nodes should meet; set {key}.suffix "
             f"or {key}.interface in the site's file so that the name is one that nodes know"
         )
         return {"where": "nodes", "nodes": [found], "problems": found["problems"]}
@@ -156,8 +156,8 @@ def nodes(run: Ranks) -> Findings | None:
     problems = [problem for each in (found, *others) for problem in each["problems"]]
     if missing:
         problems.append(
-            f"{missing} of {run.nodes} nodes did not reach {host}:{port} within {PATIENCE} s; set {key}.suffix, "
-            f"{key}.domain or {key}.interface in the site's file so that nodes meet on a network that carries them, or "
+            f"{missing} of {run.nodes} nodes did not reach {host}:{port} within {PATIENCE} s; set {key}.suffix "
+            f"or {key}.interface in the site's file so that nodes meet on a network that carries them, or "
             f"{key}.port_first to a port that is open between nodes"
         )
     return {"where": "nodes", "nodes": [found, *others], "problems": problems}

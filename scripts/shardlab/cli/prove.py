@@ -10,7 +10,7 @@ from shardlab.cli import program
 from shardlab.files import read_json
 from shardlab.models import _transformers
 from shardlab.proof import of_workload, proof_table, tiny_config
-from shardlab.settings import proven
+from shardlab.settings import pretrained
 from shardlab.settings.types import read_run
 
 
@@ -20,7 +20,7 @@ def main(settings: Path, strategies: Annotated[Path, "JSON file of what may trai
     run = read_run(settings)
     listed = read_json(strategies, "strategies to prove", "run the workflow, which writes it")
     parts = max((each["tensor_parts"] for each in listed.values()), default=1)
-    proofs = of_workload.check(run, listed, output.with_name(proven.FILE), parts)
+    proofs = of_workload.check(run, listed, output.with_name(pretrained.PROOFS), parts)
     folder, changes = str(run.model.folder), run.model.args
     config, _ = _transformers.configuration(folder, changes)
     unread = _transformers.unread(run.task, folder, changes)

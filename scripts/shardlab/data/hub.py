@@ -50,7 +50,7 @@ def source_of(data: DataSet) -> HubSource:
 
 def of_files(hub: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a source that decide what is in its files."""
-    return {key: value for key, value in hub.items() if key not in ("fingerprint", "rows", "holdout")}
+    return {key: value for key, value in hub.items() if key not in ("rows", "holdout")}
 
 
 def samples(data: DataSet, raw: Path, parts: dict[str, tuple[str, int, int]]) -> dict[str, "Rows"]:

@@ -46,8 +46,7 @@ def download(data: DataSet, raw: Path) -> dict[str, Any]:
     of ``rows`` with theirs, and which rows each split has (``parts``).
 
     Raises:
-        UserError: no network or no such repository, configuration, split or column; or the files do not match the
-            fingerprint, or cannot be read.
+        UserError: no network or no such repository, configuration, split or column; or a file cannot be read.
     """
     hub = reader.source_of(data)
     what = f"data set {data.name}"
@@ -121,15 +120,9 @@ def write_manifest(folder: Path, what: str, manifest: dict[str, Any]) -> dict[st
     """Write and return the manifest of a download.
 
     Raises:
-        UserError: the fingerprint differs from the one that the configuration pins, or the branch moved since the first
-            download.
+        UserError: the branch moved since the first download.
     """
     hub = manifest["hub"]
-    if hub.get("fingerprint") and manifest["fingerprint"] != hub["fingerprint"]:
-        raise UserError(
-            f"{what}: the files of {hub['repo']} have the fingerprint {manifest['fingerprint']}, but the configuration "
-            f"pins {hub['fingerprint']}; name the commit that it was made of as `revision`, or pin the new one."
-        )
     first = _first(folder)
     same = reader.of_files(first.get("hub", {})) == reader.of_files(hub)
     if same and any(first["files"].get(name, digest) != digest for name, digest in manifest["files"].items()):

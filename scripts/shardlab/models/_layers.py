@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from shardlab.models._sequence import SequenceSplit, same_document
 
 LENGTHS_KEPT = 16
-"""Number of lengths whose rotary angles are cached: batches of length buckets have a few each."""
+"""Number of lengths whose rotary angles are cached: a last batch, or one that is evaluated, may have another."""
 
 
 def attend(

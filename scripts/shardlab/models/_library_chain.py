@@ -7,6 +7,8 @@ and after them (norm, head) is found by running the model once on fake tensors.
 """
 
 import copy
+import functools
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -270,9 +272,15 @@ def _with_layers(model: Any, noted: _Calls) -> Any:
 @contextmanager
 def on_fake_tensors(model: nn.Module) -> Iterator[nn.Module]:
     """Run a model without weights on fake tensors; on the meta device the library reads values."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        allocate(model, torch.device("cpu"))
-        yield model
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            allocate(model, torch.device("cpu"))
+            yield model
+    finally:
+        # The library caches tables, such as beit's index of positions, which must not be fake for the next model.
+        for each in gc.get_objects():
+            if type(each) is functools._lru_cache_wrapper and each.__module__.startswith("transformers.models."):
+                each.cache_clear()
 
 
 def _empty(like: Tensor) -> Tensor:

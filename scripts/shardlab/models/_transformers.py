@@ -391,7 +391,7 @@ def _code(kinds: frozenset[type], more: str) -> str:
 
 LIBRARY = "*.py"
 """Files of the library that all models use."""
-READING = ("transformers.models.", "transformers.configuration_utils", "transformers.modeling_rope_utils")
+READING = ("transformers.models.", "transformers.modeling_rope_utils")
 """Modules whose code asks for keys of their models' configurations."""
 READ_OF_ANY = ("is_causal", "initializer_range", "initializer_factor", "init_std", "quantization_config", "auto_map")
 """Begins of keys that the library reads of any configuration, or that say nothing of a model."""
@@ -462,7 +462,9 @@ def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator
         close = get_close_matches(key, free, n=1, cutoff=cutoff) + get_close_matches(key, earlier, n=1, cutoff=CLOSE)
         close += [name for name in free if _spells_out(key, name) or sorted(name) == sorted(key)]
         meant = next(iter(close), None)
-        if meant and vars(config).get(kind.attribute_map.get(meant, meant)) != value:
+        default = vars(config).get(kind.attribute_map.get(meant, meant)) if meant else None
+        # extra_pos_embeddings: 2 of published files does not mean tie_word_embeddings.
+        if meant and default != value and (default is None or isinstance(default, bool) == isinstance(value, bool)):
             yield key, meant
 
 

@@ -18,6 +18,7 @@ from shardlab.errors import UserError
 from shardlab.models import build, matching, without_numbers
 from shardlab.models._chain import Chain
 from shardlab.models.declared import COPIED, layer_lists, split_unevenly
+from shardlab.models.weights import names_of_each
 from shardlab.patches.torch_modules import attributes_read
 from shardlab.settings.model_rules import SHOWN, check_properties, notes, refusal, techniques
 from shardlab.settings.types import Run
@@ -103,14 +104,9 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
     drawn_by_module = hasattr(model, "initialize") and not run.model.folder
     made = [name for name, buffer in saved_buffers(model).items() if buffer.is_meta and drawn_by_module]
     properties = {
-        "tied_split": _in_split_layers(run, model, tied(model)),
+        "tied_split": _in_split_layers(run, model),
         "apart": _not_apart(run, model),
-        "unsplit": _unsplit(run, model),
-        "gathered": _between_whole(run, model),
-        "whole_logits": _without_split_logits(run, model),
-        "without_experts": _without_experts(run),
-        "uneven_experts": _uneven_experts(run, model),
-        "indivisible": _indivisible(run, model),
+        **(_of_library(run, model) if run.model.folder else {}),
         "scalar": [name for name, value in parameters.items() if not value.dim()],
         "empty": [name for name, value in parameters.items() if not value.numel()],
         "complex": [name for name, value in parameters.items() if value.is_complex()],
@@ -127,10 +123,7 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
 
 def tied(model: nn.Module) -> list[list[str]]:
     """Return the names of each parameter that has several."""
-    names: dict[int, list[str]] = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[id(parameter)].append(name)
-    return [each for each in names.values() if len(each) > 1]
+    return [names for names in names_of_each(model.named_parameters(remove_duplicate=False)) if len(names) > 1]
 
 
 def shared_outside(model: nn.Module, modules: Iterable[nn.Module]) -> set[nn.Module]:
@@ -235,19 +228,33 @@ def check_outputs(run: Run, outputs: Any) -> None:
     )
 
 
-def _in_split_layers(run: Run, model: nn.Module, ties: list[list[str]]) -> list[str]:
+def _in_split_layers(run: Run, model: nn.Module) -> list[str]:
     if run.model.folder:
         return split_unevenly(model, run.model.tensor)
     split = {id(module) for pattern in run.model.tensor for module in matching(model, pattern)}
+    ties = tied(model)
     owners = {name: model.get_submodule(name.rpartition(".")[0]) for names in ties for name in names}
     return [name for names in ties if any(id(owners[name]) in split for name in names) for name in names]
 
 
-def _unsplit(run: Run, model: nn.Module) -> list[str]:
-    """Return the patterns of a library's plan that splits nothing of the blocks."""
-    if run.model.folder is None or split_share(run, model):
-        return []
-    return [*run.model.tensor] or ["none is declared"]
+def _of_library(run: Run, model: nn.Module) -> dict[str, list[str]]:
+    """Return the properties that a model of the transformers library alone can have."""
+    plan, experts = run.model.tensor, run.model.experts
+    found = {}
+    if not split_share(run, model):
+        found["unsplit"] = [*plan] or ["none is declared"]
+    if run.options.sequence_parallel:
+        found["gathered"] = _between_whole(run, model)
+    if run.options.loss_parallel:
+        found["whole_logits"] = _without_split_logits(run, model)
+    if run.mesh.axes("experts"):
+        counts = {p: getattr(module, "num_experts", 0) for p in experts for module in matching(model, p)}
+        ep = run.mesh.parts("experts")
+        found["uneven_experts"] = [f"{pattern}: {count}" for pattern, count in counts.items() if count % ep]
+        found["without_experts"] = [] if experts else ["none are declared"]
+    if run.mesh.tensor_parallel:
+        found["indivisible"] = _indivisible(run, model)
+    return found
 
 
 def split_share(run: Run, model: nn.Module) -> float:
@@ -271,8 +278,6 @@ def _style(plan: Mapping[str, str], name: str) -> str | None:
 def _indivisible(run: Run, model: nn.Module) -> list[str]:
     """Return the numbers of heads that tp does not divide, if the plan splits heads."""
     parts = run.mesh.tensor_parts
-    if run.model.folder is None or parts == 1:
-        return []
     split = {"num_attention_heads"} if _splits_heads(run.model.tensor, QUERIES) else set()
     split |= {"num_key_value_heads"} if _splits_heads(run.model.tensor, KEYS) else set()
     config: Any = model.config
@@ -285,8 +290,6 @@ def _between_whole(run: Run, model: nn.Module) -> list[str]:
     """Return the patterns of a transformers model's plan between whose layers sequence parallelism cannot split: those
     that gather or that split other than by column and row, and columns that read a layer's own input.
     """
-    if run.model.folder is None or not run.options.sequence_parallel:
-        return []
     lists = layer_lists(model)
     if len(lists) != 1:
         return lists or ["no list of layers"]
@@ -298,25 +301,10 @@ def _between_whole(run: Run, model: nn.Module) -> list[str]:
 
 
 def _without_split_logits(run: Run, model: nn.Module) -> list[str]:
-    if run.model.folder is None or not run.options.loss_parallel:
-        return []
     heads = {id(module) for module in [cast(Any, model).get_output_embeddings()] if module is not None}
     names = [name for name, module in model.named_modules() if id(module) in heads]
     split = ("colwise_gather_output", "colwise_rep")
     return [] if any(run.model.tensor.get(name) in split for name in names) else names or ["no output layer"]
-
-
-def _without_experts(run: Run) -> list[str]:
-    if run.model.folder is None or not run.mesh.axes("experts"):
-        return []
-    return [] if run.model.experts else ["none are declared"]
-
-
-def _uneven_experts(run: Run, model: nn.Module) -> list[str]:
-    if run.model.folder is None or not run.mesh.axes("experts"):
-        return []
-    counts = {p: getattr(module, "num_experts", 0) for p in run.model.experts for module in matching(model, p)}
-    return [f"{pattern}: {count}" for pattern, count in counts.items() if count % run.mesh.parts("experts")]
 
 
 QUERIES, KEYS = (

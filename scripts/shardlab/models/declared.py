@@ -9,7 +9,7 @@ from torch import nn
 from shardlab.models import named, without_numbers
 from shardlab.models._chain import Chain
 from shardlab.models._tensor_plans import PLANS
-from shardlab.models.weights import names as names_of_each
+from shardlab.models.weights import names_of_each
 from shardlab.settings.model_rules import techniques
 from shardlab.settings.types import Run
 

@@ -1,17 +1,22 @@
-"""Export of trained weights to a transformers folder: config, weights under the library's names, tokenizer."""
+"""Export of trained weights to a transformers folder: config, weights under the library's names, tokenizer.
+
+The mixture of experts is Mixtral there, or GLM-4.5 (Glm4Moe) with what DeepSeek-V3 added: sigmoid scores, shared
+experts, balance by bias; one tensor per expert, which every version of the library reads.
+"""
 
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shardlab.files import write_atomic
-from shardlab.models import _moe_export, lora
+from shardlab.models import lora
 from shardlab.settings import pretrained
 from shardlab.settings.recipe import Adapter
 from shardlab.settings.types import CAUSAL, Run
@@ -41,7 +46,19 @@ VIT = {
     r"norm\.": "vit.layernorm.",
     r"head\.": "classifier.",
 }
-"""Pattern of our names: those of the library's class; each name matches from its beginning."""
+MIXTRAL = {
+    r"layers\.(\d+)\.router\.": r"model.layers.\1.block_sparse_moe.gate.",
+    r"layers\.(\d+)\.experts\.gate": r"model.layers.\1.block_sparse_moe.experts.{}.w1.weight",
+    r"layers\.(\d+)\.experts\.down": r"model.layers.\1.block_sparse_moe.experts.{}.w2.weight",
+    r"layers\.(\d+)\.experts\.up": r"model.layers.\1.block_sparse_moe.experts.{}.w3.weight",
+}
+GLM = {
+    r"layers\.(\d+)\.router\.bias": r"model.layers.\1.mlp.gate.e_score_correction_bias",
+    r"layers\.(\d+)\.router\.": r"model.layers.\1.mlp.gate.",
+    r"layers\.(\d+)\.experts\.(gate|up|down)": r"model.layers.\1.mlp.experts.{}.\2_proj.weight",
+    r"layers\.(\d+)\.shared\.(gate|up|down)": r"model.layers.\1.mlp.shared_experts.\2_proj.weight",
+}
+"""Pattern of our names: those of the library's class; each name matches from its beginning. {}: an expert's number."""
 ADAPTER = "adapter"
 """Folder inside of an exported one, with the frozen model in base: next to the merged weights, transformers would add
 the adapter to these again.
@@ -50,7 +67,7 @@ PEFT_TASKS = dict.fromkeys(CAUSAL, "CAUSAL_LM") | {"summarization": "SEQ_2_SEQ_L
 OURS: dict[str, Callable[[Mapping[str, Any]], dict[str, str]]] = {
     "llama": lambda _: LLAMA,
     "vit": lambda _: VIT,
-    "moe": lambda args: LLAMA | _moe_export.names(args),
+    "moe": lambda args: LLAMA | (GLM if pretrained.moe_class(args) == "Glm4Moe" else MIXTRAL),
 }
 """Model: its names by its arguments."""
 
@@ -85,9 +102,7 @@ def _write_model(run: Run, values: dict[str, Tensor], data: Path, folder: Path) 
     else:
         names = OURS[run.model.name](run.model.args)
         values = {
-            key: part
-            for name, value in values.items()
-            for key, part in _moe_export.taken_apart(renamed(name, names), value)
+            key: part for name, value in values.items() for key, part in _taken_apart(renamed(name, names), value)
         }
         CONFIGS[run.model.name](run).save_pretrained(folder)
         if (data / "tokenizer.json").exists():
@@ -131,6 +146,18 @@ def renamed(name: str, patterns: Mapping[str, str]) -> str:
     raise ValueError(f"{name} has no name in transformers")
 
 
+def _taken_apart(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the library's tensors of one of ours, which may have several experts."""
+    if "{}" in name:
+        yield from ((name.format(number), expert.clone()) for number, expert in enumerate(value))
+    elif "shared_experts.down" in name:  # all shared experts are one network
+        yield name, torch.cat([*value], dim=1)
+    elif "shared_experts" in name:
+        yield name, torch.cat([*value], dim=0)
+    else:
+        yield name, value
+
+
 def _llama(run: Run) -> Any:
     from transformers import LlamaConfig
 
@@ -169,4 +196,39 @@ def _vit(run: Run) -> Any:
     )
 
 
-CONFIGS = {"llama": _llama, "vit": _vit, "moe": _moe_export.config}
+def _moe(run: Run) -> Any:
+    import transformers
+
+    args = run.model.args
+    kind = pretrained.moe_class(args)
+    common = {
+        "vocab_size": args["vocab_size"],
+        "hidden_size": args["dim"],
+        "num_hidden_layers": args["layers"],
+        "num_attention_heads": args["heads"],
+        "num_key_value_heads": args["kv_heads"],
+        "head_dim": args.get("head_dim") or args["dim"] // args["heads"],
+        "num_experts_per_tok": args["top_k"],
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": run.data.options["sequence_length"],
+        "tie_word_embeddings": False,
+        "architectures": [f"{kind}ForCausalLM"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+    }
+    if kind == "Mixtral":
+        return transformers.MixtralConfig(
+            **common, num_local_experts=args["experts"], intermediate_size=args["hidden"], sliding_window=None
+        )
+    return transformers.Glm4MoeConfig(
+        **common,
+        n_routed_experts=args["experts"],
+        n_shared_experts=args["shared"],
+        moe_intermediate_size=args["hidden"],
+        routed_scaling_factor=args.get("scale", 1.0),
+        norm_topk_prob=args.get("normalize", True),
+        first_k_dense_replace=0,
+        num_mtp_layers=0,
+    )
+
+
+CONFIGS = {"llama": _llama, "vit": _vit, "moe": _moe}

@@ -110,7 +110,7 @@ def allocate(model: nn.Module, device: torch.device, buffers: torch.device | Non
     """
     kept = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
     of_parameters, of_buffers = (
-        names(named(remove_duplicate=False)) for named in (model.named_parameters, model.named_buffers)
+        names_of_each(named(remove_duplicate=False)) for named in (model.named_parameters, model.named_buffers)
     )
     model.to_empty(device=device)
     for first, *others in of_buffers:
@@ -125,7 +125,7 @@ def allocate(model: nn.Module, device: torch.device, buffers: torch.device | Non
             setattr(model.get_submodule(owner), leaf, model.get_parameter(first))
 
 
-def names(named: Iterable[tuple[str, Tensor]]) -> list[list[str]]:
+def names_of_each(named: Iterable[tuple[str, Tensor]]) -> list[list[str]]:
     names_by_id: dict[int, list[str]] = defaultdict(list)
     for name, value in named:
         names_by_id[id(value)].append(name)

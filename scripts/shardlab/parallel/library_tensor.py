@@ -29,9 +29,8 @@ from transformers.pytorch_utils import Conv1D
 
 from shardlab.models._chain import Absent
 from shardlab.models._library_chain import STATES
-from shardlab.models.contents import dropout_keys
+from shardlab.models.contents import dropout_keys, tied
 from shardlab.models.declared import COPIED, kv_heads, layer_lists
-from shardlab.models.weights import names
 from shardlab.parallel import tensor
 from shardlab.runtime.distributed import text_of_mesh
 
@@ -167,7 +166,7 @@ def apply(
     Patterns that match nothing are ignored: a pipeline stage has only some of the layers.
     """
     styles = dict(_expanded(model, plan))
-    ties = [each for each in names(model.named_parameters(remove_duplicate=False)) if len(each) > 1]
+    ties = tied(model)
     modules = dict(model.named_modules())
     inside = tuple(f"{name}." for name in layer_lists(model))
     for name, style in styles.items():

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -21,19 +22,18 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shardlab import models, parallel
-from shardlab.data import encoders
+from shardlab.data import encoders, order
 from shardlab.errors import UserError
 from shardlab.measure import flops
 from shardlab.measure.memory import Memory
 from shardlab.measure.timeline_recorder import TimelineRecorder
 from shardlab.measure.traffic import Traffic, fraction_sent
+from shardlab.models._sequence import first_part
 from shardlab.models.weights import allocate
 from shardlab.parallel.ddp import BROADCAST
 from shardlab.patches import torch_dtensor, torch_pipelining, transformers_values
-from shardlab.plan import fake_ranks, representatives, single_process
-from shardlab.plan.representatives import COUNTED
-from shardlab.plan.stage_boundaries import boundary_states
-from shardlab.runtime import distributed, tasks
+from shardlab.plan import fake_ranks
+from shardlab.runtime import batches, distributed, tasks
 from shardlab.runtime.batches import Steps
 from shardlab.runtime.dtensors import local
 from shardlab.runtime.tasks import MicroBatch, Task
@@ -41,6 +41,9 @@ from shardlab.settings.deepspeed import sized
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
 from shardlab.train.step import train_step
+
+COUNTED = 2
+"""The step that a training also counts: the simulated batch has the same shapes."""
 
 
 def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterator[dict[str, Any] | str]:
@@ -60,16 +63,16 @@ def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterato
         parts = {
             number: pool.apply_async(_or_why, (_parts, _stand_in(run), data))
             for number, (run, data) in enumerate(runs)
-            if representatives.sends_activations(run)
+            if _sends_activations(run)
         }
         weights = [
-            parts[number].get() if number in parts else representatives.first_of_each_stage(run)
+            parts[number].get() if number in parts else _first_of_each_stage(run)
             for number, (run, _) in enumerate(runs)
         ]
         under_way = []
         for (run, data), ranks in zip(runs, weights, strict=True):
             if not isinstance(ranks, str):
-                crowded = representatives.first_of_each_stage(run) if run.mesh.axes("experts") else ()
+                crowded = _first_of_each_stage(run) if run.mesh.axes("experts") else ()
                 under_way.append(
                     [
                         [pool.apply_async(_or_why, (_counted, _stand_in(run), data, rank, what)) for rank in which]
@@ -83,7 +86,53 @@ def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterato
 
 
 def _parts(run: Run, data: Path | None) -> dict[int, int]:
-    return representatives.first_of_each_part(run, _task(run, data, torch.device("cpu")))
+    return _first_of_each_part(run, _task(run, data, torch.device("cpu")))
+
+
+def _sends_activations(run: Run) -> bool:
+    """Return whether the bytes that a rank sends depend on its part of a batch.
+
+    This holds where ranks compute parts of the same samples; a pipeline pads all parts to the same shapes.
+    """
+    return bool(run.mesh.axes("tensors", "sequence", "experts")) and not run.mesh.pipelined
+
+
+def _first_of_each_stage(run: Run) -> dict[int, int]:
+    """Return {rank: number of ranks it represents}. The first rank has the largest part of batches and shards."""
+    stages = run.mesh.stages
+    distance = run.mesh.stride(*run.mesh.axes("layers")) if run.mesh.pipelined else 1
+    return {stage * distance: run.world_size // stages for stage in range(stages)}
+
+
+def _first_of_each_part(run: Run, task: Task) -> dict[int, int]:
+    """Return {rank: number of ranks whose parts of the counted batch have the same shapes}; for runs without a
+    pipeline.
+    """
+    recipe = run.recipe
+    of_all = order.BatchOrder(task.samples("train"), recipe.global_batch_size, run.seed)
+    last = recipe.steps(of_all.steps_per_epoch) - 1
+    batch = of_all.batch(min(COUNTED, last))
+    plain: Any = SimpleNamespace(chunks=None)
+    found: dict[Any, int] = {}
+    weights: dict[int, int] = {}
+    sequence = first_part(run)
+    for part in range(run.mesh.data_size):
+        place: Any = SimpleNamespace(data_rank=part, data_size=run.mesh.data_size, sequence=sequence)
+        micro_batches = batches.micro_batches(
+            task,
+            plain,
+            "train",
+            batch,
+            recipe.global_batch_size,
+            recipe.gradient_accumulation_steps,
+            place,
+        )
+        shapes = tuple(
+            (micro.count, *(tuple(values.shape) for values in micro.batch.values())) for micro in micro_batches
+        )
+        rank = found.setdefault(shapes, run.mesh.first_rank(part))
+        weights[rank] = weights.get(rank, 0) + run.world_size // run.mesh.data_size
+    return weights
 
 
 def _together(
@@ -131,6 +180,8 @@ def _or_why(simulated: Callable[..., Any], *words: Any) -> Any:
 
 def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> dict[str, Any]:
     """Return what one rank holds and sends in one step; ``crowded``: all tokens choose the experts of this rank."""
+    if run.devices_per_rank > 1 and run.site.device != "cpu":
+        raise UserError(f"a plan is of one device, and a process here has {run.devices_per_rank}; measure a run")
     with ExitStack() as stack:
         if run.mesh:
             stack.enter_context(fake_ranks.fake_group(run.world_size, rank))
@@ -157,20 +208,18 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         if run.mesh.pipelined:
             rows = step.micro_batches[0].rows // engine.chunks
             meta = {name: values[:rows].to("meta") for name, values in step.micro_batches[0].batch.items()}
-            engine.stage = fake_ranks.alone(boundary_states(engine.run, task, meta))
+            engine.stage = fake_ranks.alone(fake_ranks.boundary_states(engine.run, task, meta))
         with fake:
             for part, device in zip(engine.parts, engine.devices(), strict=True):
                 allocate(part, device, world.device)
-            engine.ready(
-                [single_process.called(run, part) for part in engine.parts]
-            )  # without DDP, whose C++ code reads the gradients
+            engine.ready(engine.parts)  # without DDP, whose C++ code reads the gradients
             step = replace(step, micro_batches=[_faked(micro) for micro in step.micro_batches])
             if run.mesh.pipelined:
                 train_step(engine, step, world)  # the stages exchange their shapes
             else:
                 _make_optimizer_state(engine)
             gc.collect()
-            memory, traffic = single_process.memory(run, engine, world), Traffic(world, TimelineRecorder())
+            memory, traffic = Memory(world.device, fake=True), Traffic(world, TimelineRecorder())
             with memory, traffic, _kernels(run):
                 train_step(engine, step, world, lambda _, engine: _name(memory, engine))
                 _name(memory, engine)

@@ -21,7 +21,7 @@ from shardlab.proof import proof_table, tiny_config
 from shardlab.proof.prove import Proof, prove
 from shardlab.proof.tiny_runs import Written, tiny_run
 from shardlab.runtime.tasks import is_packed
-from shardlab.settings import code_fingerprint, load, proven
+from shardlab.settings import code_fingerprint, load, pretrained
 from shardlab.settings.types import Run, Strategy
 
 LARGEST = 2
@@ -34,8 +34,8 @@ def check(run: Run, names: Iterable[str], kept: Path, tensor_parts: int = 1) -> 
     """Return the proofs that these strategies train a tiny model of a run's class as one process does. Of strategies
     that are alike but for their sizes, one is tried. DeepSpeed's are not.
 
-    ``kept``: file with the proofs of earlier calls, and what is refused (settings/proven.py). ``tensor_parts``: largest
-    degree of tensor parallelism among them. Call it in a process that has no threads.
+    ``kept``: file with the proofs of earlier calls, and what is refused (settings/pretrained.py). ``tensor_parts``:
+    largest degree of tensor parallelism among them. Call it in a process that has no threads.
 
     Raises:
         UserError: the run's folder is not a model of its task, or settings under `model:` do not fit it.
@@ -59,7 +59,7 @@ def check(run: Run, names: Iterable[str], kept: Path, tensor_parts: int = 1) -> 
         if proof.verdict in ("differs", "refused")
         or (proof.verdict == "failed" and (packed or _is_adapted(strategies[proof.strategy])))
     }
-    write_json(kept, {"proofs": known, proven.REFUSED: refused})
+    write_json(kept, {"proofs": known, pretrained.REFUSED: refused})
     return proofs
 
 
@@ -89,7 +89,10 @@ def _proofs(
         keys = {name: _key(folder, name, settings, written) for name, settings in strategies.items()}
         first = {key: name for name, key in reversed(keys.items()) if key not in known}
         missing = {name: strategies[name] for name, key in keys.items() if first.get(key) == name}
-        made = {keys[proof.strategy]: proof for proof in (prove(folder, missing, written) if missing else ())}
+        try:
+            made = {keys[proof.strategy]: proof for proof in (prove(folder, missing, written) if missing else ())}
+        except UserError as refusal:
+            raise UserError(str(refusal).replace(str(folder), run.model.folder)) from None
         # A failure may be this machine's.
         known |= {key: [*proof] for key, proof in made.items() if proof.verdict != "failed"}
         for name, key in keys.items():

@@ -6,7 +6,7 @@ from shardlab.proof.prove import OWN_STATISTICS, Proof
 from shardlab.settings import load
 
 REMEDIES = {
-    "tp": "the plan that the library declares lacks it or splits it wrongly: write a whole one under `tensor:`",
+    "tp": "the tensor-parallel plan lacks a layer or splits one wrongly: write a whole one under `tensor:`",
     "ep": "the experts are not split as the model computes them: leave `ep` out",
     "cp": "the model looks beyond its part of the sequence in a way that cp does not know: leave `cp` out",
     "pp": "a stage gets less than the layers read: leave `pp` out",

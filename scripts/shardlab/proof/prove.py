@@ -70,7 +70,8 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
         if answer.refusal or answer.failure:
             raise UserError(
                 answer.refusal
-                or f"the tiny model of {folder} that proofs train does not run in one process: {answer.failure}."
+                or f"the tiny model of {folder} that proofs train does not run in one process in float64: "
+                f"{answer.failure}."
             )
         refusal, seen = answer.value
         if refusal:

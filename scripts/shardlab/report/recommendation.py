@@ -10,10 +10,10 @@ from shardlab.report.verdict import UNEQUAL
 MEASURED = ["samples_per_second", "tensor_bytes", "step_seconds_q1", "step_seconds_q3"]
 
 
-def advice(rows: pd.DataFrame) -> str:
+def advice(rows: pd.DataFrame, *, on_cpus: bool = False) -> str:
     """Return a few sentences for the rows of one workload: the fastest strategy, and those whose middle half of the
-    steps overlaps its; of those on as many ranks the one with the least memory. Empty if there is nothing to choose
-    from.
+    steps overlaps its; of those on as many ranks the one with the least memory. No fastest one ``on_cpus``, where
+    ranks share cores. Empty if there is nothing to choose from.
     """
     known = rows[(rows.status == "done") & (rows.equality != UNEQUAL)].dropna(subset=MEASURED)
     if len(known) < 2:
@@ -22,7 +22,9 @@ def advice(rows: pd.DataFrame) -> str:
     quick = by_speed[by_speed.step_seconds_q1 <= by_speed.step_seconds_q3.iloc[0]]
     *others, last = quick.strategy
     figures = _figures(quick.iloc[0])
-    if others:
+    if on_cpus:
+        parts = ["Speeds on CPUs are not ranked: ranks share cores, also with other runs."]
+    elif others:
         names = f"{', '.join(others)} and {last}"
         parts = [f"Which is the fastest of {names} cannot be told: the times of their steps overlap."]
     elif last == "single":

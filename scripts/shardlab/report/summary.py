@@ -58,6 +58,7 @@ class Row:
     weights_noise_floor: float | None = None
     weights_tolerance: float | None = None
     weights_parameter: str | None = None
+    weights_not_compared: int | None = None
     rounded_weights: str | None = None
     notes: str | None = None
     learned_nothing: str | None = None
@@ -257,13 +258,15 @@ def farthest_weight(
     ``exact``: those that have to be equal. The others may differ by MULTIPLE times the ``tolerance`` of a loss, or by
     MULTIPLE times the ``twins``' largest difference of the same weight. Only twins show which weights are noise: where
     a gradient is nothing but rounding (a key's bias before the softmax, a bias before batch norm), Adam takes full
-    steps in random directions. Without twins these have no tolerance. In low precision there is no ``tolerance``, and
-    twins alone count.
+    steps in random directions. Without twins these have no tolerance. One that has a tolerance of its own size, and is
+    within, is not compared, and counted. In low precision there is no ``tolerance``, and twins alone count.
     """
     if not differences:
         return {}
     tolerances = {name: verdict.MULTIPLE * max(tolerance or 0.0, apart) for name, apart in twins.items()}
     tolerances |= dict.fromkeys(exact, 0.0)
+    far = {name: difference for name, difference in differences.items() if difference > tolerances.get(name, math.inf)}
+    compared = [name for name in differences if name in far or tolerances.get(name, 0.0) < 1.0]
 
     def part(name: str) -> tuple[float, float]:
         difference, most = differences[name], tolerances.get(name)
@@ -271,12 +274,13 @@ def farthest_weight(
             return 0.0, difference
         return difference / most if most else math.inf, difference
 
-    name = max(differences, key=part)
+    name = max(compared or differences, key=part)
     return {
         "weights_rel_diff": differences[name],
         "weights_parameter": name,
         "weights_tolerance": tolerances.get(name) if twins or differences[name] else None,
         "weights_noise_floor": twins.get(name),
+        "weights_not_compared": len(differences) - len(compared),
     }
 
 

@@ -156,7 +156,10 @@ def _compared(table: pd.DataFrame) -> str:
     if not weighed:
         return f"{', '.join(ends[:-1])} and {ends[-1]}"
     count = "" if weighed == len(others) else f" ({weighed} of {len(others)})"
-    return f"{', '.join(ends)} and weights{count}"
+    noise = others[others.weights_not_compared.fillna(0) > 0]
+    most, of = noise.weights_not_compared.max(), ", ".join(dict.fromkeys(noise.workload))
+    but = f" (not compared: up to {int(most)} of {of}, which rounding alone changes wholly)" if len(noise) else ""
+    return f"{', '.join(ends)} and weights{count}{but}"
 
 
 def _reason(row: dict[Any, Any]) -> str:
@@ -189,7 +192,7 @@ def weights(row: dict[Any, Any]) -> str:
 
 def _first(row: dict[Any, Any]) -> str:
     twins = f", tolerance {row['first_tolerance']:.1e}" if pd.isna(row["tolerance"]) else ""
-    return f"first {FIRST_STEPS} steps {row['first_rel_diff']:.1e}{twins}"
+    return f"first {FIRST_STEPS} steps off by {row['first_rel_diff']:.1e}{twins}"
 
 
 def _end(row: dict[Any, Any]) -> str:

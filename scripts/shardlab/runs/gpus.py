@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardlab.settings import torch_releases
-from shardlab.settings.cuda import driver_needed
 
 FIELDS = ("index", "name", "driver_version", "mig.mode.current", "memory.used")
 BUSY_MIB = 2048
@@ -70,7 +69,7 @@ def why_missing(found: int, cuda: str | None, hip: str | None) -> str:
 
 def old_driver(gpus: list[Gpu], cuda: str | None) -> str | None:
     """Return a sentence if the driver is older than PyTorch's CUDA needs; None if it is not."""
-    needed = driver_needed(cuda)
+    needed = torch_releases.driver_needed(cuda)
     if not gpus or needed is None or int(gpus[0].driver.split(".")[0]) >= needed:
         return None
     return (

@@ -69,9 +69,7 @@ class Steps:
     def _mine(self, batch: order.Indices) -> list[MicroBatch]:
         recipe = self.recipe
         parts = recipe.global_batch_size, recipe.gradient_accumulation_steps
-        return micro_batches(
-            self.task, self.engine, "train", batch, *parts, self.world, by_length=recipe.length_buckets
-        )
+        return micro_batches(self.task, self.engine, "train", batch, *parts, self.world)
 
 
 class PrefetchLoader:
@@ -120,18 +118,12 @@ def micro_batches(
     largest: int,
     count: int,
     world: World,
-    *,
-    by_length: bool = False,
 ) -> list[MicroBatch]:
     """Split this rank's share of a global batch of at most ``largest`` samples into ``count`` micro-batches, of whose
     sequences each has this rank's part.
-
-    ``by_length``: group samples of similar length, if the task's samples differ in length.
     """
     rows = None
     if engine.chunks:
         rows = engine.chunks * -(-largest // (world.data_size * count * engine.chunks))
     local = order.samples_of(batch, world.data_rank, world.data_size)
-    if by_length and (lengths := task.lengths(split, local)) is not None:
-        local = local[np.argsort(lengths, kind="stable")]
     return [task.micro_batch(split, indices, rows, world.sequence) for indices in order.parts(local, count)]

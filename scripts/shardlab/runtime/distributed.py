@@ -19,7 +19,7 @@ from shardlab.runs import cpu_binding
 from shardlab.runtime import device, one_node
 from shardlab.settings.mesh import TIMES, ParallelDims
 from shardlab.settings.sites import SiteRuntime
-from shardlab.settings.types import Ranks
+from shardlab.settings.types import Ranks, Run
 
 T = TypeVar("T")
 NOT_TRAFFIC = "shardlab_own"
@@ -282,7 +282,8 @@ def world(run: Ranks, site_device: str | None = None) -> World:
     mesh = init_device_mesh(own.type, tuple(dims.factors.values()), mesh_dim_names=tuple(dims.factors))
     if len(sharding := dims.axes("states")) > 1:
         mesh[sharding]._flatten(dims.shard_axis)
-    return World(rank, size, own, dims, mesh, _grouped(mesh, dims), head_tail=run.head_tail)
+    head_tail = isinstance(run, Run) and run.options.splits_head_and_tail
+    return World(rank, size, own, dims, mesh, _grouped(mesh, dims), head_tail=head_tail)
 
 
 def _grouped(mesh: DeviceMesh, dims: ParallelDims) -> DeviceMesh | None:

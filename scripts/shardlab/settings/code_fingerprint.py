@@ -106,15 +106,7 @@ def _is_own(path: Path) -> bool:
 
 @cache
 def _digest(path: Path) -> str:
-    """Return the digest of a file of Python.
-
-    Raises:
-        UserError: it is none.
-    """
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError) as error:
-        raise UserError(f"{path.relative_to(ROOT)} is not Python: {error}; fix it there.") from None
+    tree = scripts.syntax_tree(path)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None

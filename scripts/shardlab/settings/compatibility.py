@@ -177,15 +177,6 @@ def check_pipeline(
         raise UserError(f"{name}: {refusal}.")
 
 
-def check_workload(strategy: Strategy, name: str, workload: str) -> None:
-    """Check that a strategy's script can train the workload."""
-    if strategy.workloads and workload not in strategy.workloads:
-        raise Unsupported(
-            f"{strategy.script} trains only {choices(strategy.workloads)}; teach it {workload}, and add that to "
-            f"workloads of {name} in config/strategies.yaml."
-        )
-
-
 def check_task(recipe: Recipe, workload: Workload, name: str) -> None:
     """Check that the recipe's loss is one of the task."""
     if recipe.label_smoothing and workload.task not in OF_CLASSES:
@@ -195,8 +186,17 @@ def check_task(recipe: Recipe, workload: Workload, name: str) -> None:
         )
 
 
-def check_script(strategy: Strategy, name: str, recipe: Recipe, site: SiteRuntime, site_name: str) -> Recipe:
-    """Check that the site can start a strategy's script; return the recipe, without what only a plan could decide."""
+def check_script(
+    strategy: Strategy, name: str, workload: str, recipe: Recipe, site: SiteRuntime, site_name: str
+) -> Recipe:
+    """Check that a strategy's script can train the workload, and that the site can start it; return the recipe, without
+    what only a plan could decide.
+    """
+    if strategy.workloads and workload not in strategy.workloads:
+        raise Unsupported(
+            f"{strategy.script} trains only {choices(strategy.workloads)}; teach it {workload}, and add that to "
+            f"workloads of {name} in config/strategies.yaml."
+        )
     if strategy.launcher and site.launcher != strategy.launcher:
         raise Unsupported(
             f"{name} starts its script with {strategy.launcher}, which site {site_name} does not have; choose a site "
@@ -214,10 +214,13 @@ def check_script(strategy: Strategy, name: str, recipe: Recipe, site: SiteRuntim
     return recipe
 
 
-def check_recipe(
-    strategy: Strategy, name: str, recipe: Recipe, workload: Workload, device: str, mesh: ParallelDims
-) -> None:
-    """Check that the strategy supports the recipe's settings."""
+def check_recipe(strategy: Strategy, name: str, recipe: Recipe, devices: int, device: str, mesh: ParallelDims) -> None:
+    """Check that the strategy supports the recipe's settings; ``devices``: those of a process."""
+    if recipe.activation_checkpointing == "auto" and devices > 1 and device != "cpu":
+        raise Unsupported(
+            f"{name}: no plan says what its {devices} devices hold, so none can choose what to recompute; set "
+            "recipe.activation_checkpointing to another value than auto."
+        )
     for key, precision, instead in (("dtype", recipe.dtype, "float32"), ("precision", recipe.arithmetic, "bf16")):
         for part in (strategy.engine, device):
             if reason := PRECISIONS[precision].unsupported.get(part):

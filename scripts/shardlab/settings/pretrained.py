@@ -1,4 +1,6 @@
-"""Transformers models of the user, ``hf:<repository or folder>``: their folder and what they are asked for."""
+"""Transformers models of the user, ``hf:<repository or folder>``: their folder, what they are asked for, and which
+strategies must not train them.
+"""
 
 import re
 from collections.abc import Mapping
@@ -18,6 +20,8 @@ TEXT_TASKS = (*CAUSAL, "summarization")
 """Tasks whose data is encoded by the model's own tokenizer."""
 EXPORTED = ("llama", "vit", "moe")
 """The project's models that have a counterpart in transformers."""
+PROOFS, REFUSED = "proofs.json", "refused"
+"""File of what proofs at tiny sizes (proof/) found of a workload, and its key {strategy: why it must not train}."""
 
 
 def is_pretrained(name: str) -> bool:
@@ -158,3 +162,17 @@ def moe_class(args: Mapping[str, Any]) -> str | None:
         return "Glm4Moe" if shared else None
     plain = args.get("normalize", True) and args.get("scale", 1.0) == 1.0
     return "Mixtral" if plain and not shared and not args.get("bias_rate") else None
+
+
+def refusals(workload: str) -> dict[str, str]:
+    """Return {strategy: why it must not train a workload}, as far as proofs were made; ``workload``: as in
+    results/init.
+
+    Raises:
+        UserError: the file with the proofs is damaged.
+    """
+    path = Path("results/init") / workload / PROOFS
+    if not path.exists():
+        return {}
+    found: dict[str, dict[str, str]] = read_json(path, "proofs at tiny sizes", "delete it, and they are made again")
+    return found[REFUSED]

@@ -155,11 +155,6 @@ class Recipe(Strict):
     gradient_accumulation_steps: PositiveInt = Field(
         1, description="Micro-batches per step: each rank's share of the global batch is split into this many."
     )
-    length_buckets: bool = Field(
-        False,
-        description="With gradient_accumulation_steps: sort a rank's samples of a step by length before splitting them "
-        "into micro-batches, to reduce padding (xsum).",
-    )
     sync_batch_norm: bool = Field(
         False,
         description="Batch norm of data-parallel strategies uses the statistics of all ranks' samples, as one device "

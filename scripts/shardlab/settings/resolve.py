@@ -10,7 +10,7 @@ from shardlab.settings import (
     deepspeed,
     load,
     model_and_data,
-    proven,
+    pretrained,
     scripts,
     sweep,
     variants,
@@ -57,8 +57,7 @@ def run(
     mesh = _mesh(strategy, strategy_name, nodes, ranks)
     segments = _segments(workload, workload_base, args)
     if strategy.script:
-        compatibility.check_workload(strategy, strategy_name, workload_base)
-        recipe = compatibility.check_script(strategy, strategy_name, recipe, site, config.site)
+        recipe = compatibility.check_script(strategy, strategy_name, workload_base, recipe, site, config.site)
     else:
         compatibility.check_tensor(strategy, mesh, workload, workload_base, args, ranks)
         compatibility.check_context(strategy, mesh, workload, workload_base, args, data.options)
@@ -77,7 +76,7 @@ def run(
             f"{samples} of a step; set it to {samples} or less."
         )
     if not strategy.script:
-        compatibility.check_recipe(strategy, strategy_name, recipe, workload, site.device, mesh)
+        compatibility.check_recipe(strategy, strategy_name, recipe, devices, site.device, mesh)
     resolved = Run(
         strategy=strategy_name,
         workload=workload_name,
@@ -166,7 +165,7 @@ def check_proven(run: Run) -> None:
     Raises:
         Unsupported: one was.
     """
-    if proven.needs_proof(run) and (why := proven.refusals(weights_of(run.workload)).get(run.strategy)):
+    if run.model.folder and (why := pretrained.refusals(weights_of(run.workload)).get(run.strategy)):
         raise Unsupported(f"{run.strategy} x {run.workload}: {why}")
 
 

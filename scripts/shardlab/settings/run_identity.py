@@ -12,42 +12,26 @@ from shardlab.settings.types import Run
 
 KEYS: dict[str, dict[str, str]] = {
     "config": {
-        "numbers": "data size nodes ranks_per_node seed recipe dtype",
         "place": "site site_settings container",
         "time": "workloads strategies sweep max_runs noise_floor_runs tensorboard on_memory_overflow restart",
     },
     "recipe": {
-        "numbers": "optimizer lr_schedule decay groups freeze adapter epochs max_steps global_batch_size "
-        "eval_batch_size max_grad_norm dtype gradient_accumulation_steps length_buckets sync_batch_norm "
-        "label_smoothing loss_chunks activation_checkpointing compile compile_backend precision deterministic "
-        "on_nonfinite evaluation ema_decay keep_best",
         "place": "",
         "time": "checkpoint_interval_steps checkpoint_interval_minutes keep_last_checkpoints",
     },
     "site": {
-        "numbers": "device",
         "place": "nodes_max ranks_per_node_max cpus_per_rank omp_threads cpu_binding setup_commands environment "
         "environment_node environment_clear srun container slurm hardware",
         "time": "hang_seconds stop_seconds warning",
     },
-    "strategy": {
-        "numbers": "dp_replicate pp dp_shard cp ep tp single_process cpu_offload reshard_after_forward wrap_parameters "
-        "find_unused_parameters sequence_parallel loss_parallel context head_tail pipeline_schedule n_microbatches "
-        "engine config script launcher min_ranks",
-        "place": "",
-        "time": "workloads",
-    },
-    "workload": {
-        "numbers": "model task blocks tensor experts segments data sizes",
-        "place": "",
-        "time": "description tensor_sizes context_sizes divisible",
-    },
+    "strategy": {"place": "", "time": "workloads"},
+    "workload": {"place": "", "time": "description tensor_sizes context_sizes divisible"},
 }
-"""Keys of the configuration, by what they do to a finished run.
+"""Keys of the configuration that do not train a finished run again.
 
-numbers: what it ends with, or what its report measures by design (ranks, kind of device): it is trained again. place:
-where and with which libraries it runs; time: when things happen, how they are watched, what a call asks for and what is
-checked before: nothing is trained again.
+place: where and with which libraries it runs; time: when things happen, how they are watched, what a call asks for and
+what is checked before. Any other determines what it ends with, or what its report measures by design (ranks, kind of
+device).
 """
 SIZE = ("nodes", "ranks_per_node", "devices_per_rank", "mesh")
 """Settings of a run's size: they affect times, memory and rounding. A checkpoint resumes on another one."""
@@ -71,9 +55,13 @@ def of_run(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of a run.json trains a finished run again if it changes."""
     kept = {key: value for key, value in settings.items() if key not in ("site_name", "seal")}
     for key in ("recipe", "site"):
-        names = KEYS[key]["numbers"].split()
-        kept[key] = {name: value for name, value in settings.get(key, {}).items() if name in names}
+        kept[key] = {name: value for name, value in settings.get(key, {}).items() if trains_again(key, name)}
     return kept
+
+
+def trains_again(section: str, key: str) -> bool:
+    """Return whether an edit of a key trains a finished run again."""
+    return not any(key in names.split() for names in KEYS[section].values())
 
 
 def of_numbers(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def files(script: str) -> Iterator[tuple[Path, ast.Module | None]]:
         if path.relative_to(ROOT).parts[0] in GENERATED:
             continue
         known.add(path)
-        tree = _tree(path) if path.suffix == ".py" else None
+        tree = syntax_tree(path) if path.suffix == ".py" else None
         yield path, tree
         if tree:
             waiting += [*_imports(tree, path.parent, top)]
@@ -90,7 +90,12 @@ def check_unchanged(script: str, sources: dict[str, str]) -> None:
         )
 
 
-def _tree(path: Path) -> ast.Module:
+def syntax_tree(path: Path) -> ast.Module:
+    """Return the syntax tree of a file of Python.
+
+    Raises:
+        UserError: it is none.
+    """
     try:
         return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:

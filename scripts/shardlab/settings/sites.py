@@ -210,8 +210,9 @@ class LauncherSettings(Strict):
     """Start of a job's ranks by a command such as srun, and the address where the job's nodes meet."""
 
     flags: list[str] = Field(default=[], description="Additional flags of the command, such as --cpu-bind=none.")
-    suffix: Host = Field("", description="Appended to a node's short host name to form its address (JURECA: i).")
-    domain: Host = Field("", description="Appended to name and suffix, after a dot, to form the address.")
+    suffix: Host = Field(
+        "", description="Appended to a node's short host name to form its address (JURECA: i; or .DOMAIN)."
+    )
     interface: Host | None = Field(
         None, description="Network interface whose IPv4 address is the node's address, instead of its name."
     )

@@ -1,4 +1,4 @@
-"""Releases of PyTorch that this project takes, and what the older of them lack."""
+"""Releases of PyTorch that this project takes, what the older of them lack, and the driver that their CUDA needs."""
 
 import re
 
@@ -10,6 +10,10 @@ OLDEST = "2.11"
 WHOLE_PIPELINES = "2.13"
 """Release whose pipelines hand on from a stage to the next one on the same rank, and integers. 2.11 does neither, and
 2.12 was not tried.
+"""
+DRIVERS = {11: 450, 12: 525, 13: 580}
+"""CUDA major version: oldest driver branch that runs all its minor versions (NVIDIA, "CUDA Compatibility", section
+"Minor Version Compatibility", https://docs.nvidia.com/deploy/cuda-compatibility/).
 """
 
 
@@ -34,6 +38,15 @@ def require_whole_pipelines(what: str, installed: str) -> None:
             f"{what} needs PyTorch {WHOLE_PIPELINES} or newer, and this is {installed}; use such an image, or another "
             "strategy"
         )
+
+
+def driver_needed(cuda: str | None) -> int | None:
+    """Return the oldest NVIDIA driver branch that runs this CUDA version; None without CUDA, or if it is unknown.
+
+    ``cuda``: as in ``torch.version.cuda``, such as "13.0"; None for builds for CPUs or ROCm.
+    """
+    major = (cuda or "").split(".")[0]
+    return DRIVERS.get(int(major)) if major.isdecimal() else None
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -46,11 +46,6 @@ class HubSource(Strict):
     repo: str = Field(description="Data set repository, owner/name.")
     config: str | None = Field(None, description="Configuration (subset) of the repository.")
     revision: str = Field(description="Commit (or branch) to download; a commit pins the data.")
-    fingerprint: str | None = Field(
-        None,
-        description="SHA-256 over the downloaded files, as printed by download (null: compared only with the "
-        "first download, not with a pinned value).",
-    )
     columns: list[str] = Field(
         description="Columns of a sample, in the task's order; translation.en is the field en of the column "
         "translation."
@@ -380,11 +375,6 @@ class Ranks(Strict):
         """The file in scripts/shardlab/parallel that the ranks import."""
         return "native"
 
-    @property
-    def head_tail(self) -> bool:
-        """True if a rank's part of a sequence is a piece from its head and one from its tail."""
-        return False
-
 
 class Run(Ranks):
     """Frozen settings of one workload under one strategy at one site: run.json."""
@@ -433,10 +423,6 @@ class Run(Ranks):
     def needs_torchrun(self) -> bool:
         """See Ranks: DeepSpeed needs it for one rank as well."""
         return self.engine != "torch" or (bool(self.mesh) and self.script_launcher is None)
-
-    @property
-    def head_tail(self) -> bool:
-        return self.options.splits_head_and_tail
 
     @property
     def zero_stage(self) -> int | None:

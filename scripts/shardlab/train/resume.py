@@ -24,7 +24,6 @@ FREE = (
     "epochs",
     "max_steps",
     "gradient_accumulation_steps",
-    "length_buckets",
     "loss_chunks",
     "activation_checkpointing",
     "compile",

@@ -10,7 +10,7 @@ from typing import Any
 from shardlab.errors import UserError
 from shardlab.records import plan
 from shardlab.runs import snakemake_lock
-from shardlab.settings import load, model_and_data, model_rules, pretrained, proven, resolve, run_identity
+from shardlab.settings import load, model_and_data, model_rules, pretrained, resolve, run_identity
 from shardlab.settings.types import DataSet, Model, Ranks, Run
 from shardlab.workflow import call_checks
 from shardlab.workflow.call_start import as_workflow_error
@@ -113,6 +113,10 @@ class CallRuns:
             self._identities[name] = run_identity.identity_of(self.run(name), "").run
         return self._identities[name]
 
+    def identity_of_all(self, _: Any) -> str:
+        """Return the digest of what trains any run of this call again."""
+        return run_identity.digest([self.identity_of(run) for run in self.runs])
+
     @cached_property
     def _runs_by_weights(self) -> dict[str, list[Run]]:
         runs: dict[str, list[Run]] = {}
@@ -126,7 +130,7 @@ class CallRuns:
         ``proofs``: the file of those that say which do, if they are made.
         """
         _wait_for(proofs)
-        refused = proven.refusals(workload)
+        refused = pretrained.refusals(workload)
         runs = [run for run in self._runs_by_weights.get(workload, []) if run.strategy not in refused]
         return model_rules.reduced(runs)
 

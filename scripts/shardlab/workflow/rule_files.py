@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.settings import resolve
-from shardlab.settings.proven import needs_proof
 from shardlab.settings.sites import Container
 from shardlab.settings.types import DataSet
 from shardlab.workflow.call_runs import INIT, CallRuns
@@ -109,7 +108,7 @@ class RuleFiles:
     def proofs(self, wildcards: Any) -> list[str]:
         """Return the table of proofs of the strategies that train a run's weights; empty for models that need none."""
         workload = resolve.weights_of(wildcards.workload)
-        return [f"results/init/{workload}/proofs.txt"] if needs_proof(self.call.run((INIT, workload))) else []
+        return [f"results/init/{workload}/proofs.txt"] if self.call.run((INIT, workload)).model.folder else []
 
     @staticmethod
     def initial_weights(wildcards: Any) -> str:

@@ -151,7 +151,7 @@ def _workload(run_data: RunData, name: str, drawn: Drawn) -> dict[str, Any]:
     figures = summary_markdown.figures(run_data.table)
     return {
         "name": name,
-        "advice": advice(run_data.table),
+        "advice": advice(run_data.table, on_cpus=any("cpu" in run.train.devices for run in run_data.runs)),
         "charts": _charts(PER_WORKLOAD, drawn, f".{name}"),
         "columns": list(figures.columns),
         "rows": figures.to_numpy().tolist(),

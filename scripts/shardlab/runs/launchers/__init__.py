@@ -111,6 +111,4 @@ def address(settings: LauncherSettings) -> str:
     """Return a shell expression for the address of the node that evaluates it, by the site's rule."""
     if settings.interface:
         return f'$(ip -4 -br address show dev {settings.interface} | grep -m 1 -oE "[0-9.]+/" | tr -d /)'
-    if settings.suffix or settings.domain:
-        return f"$(hostname -s){settings.suffix}" + (f".{settings.domain}" if settings.domain else "")
-    return "$(hostname)"
+    return f"$(hostname -s){settings.suffix}" if settings.suffix else "$(hostname)"

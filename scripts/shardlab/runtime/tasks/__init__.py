@@ -123,10 +123,6 @@ class Task(ABC):
     def targets(self, split: str, indices: Indices) -> int:
         """Return the number of targets (the loss's divisor) in these samples, without making a batch."""
 
-    def lengths(self, split: str, indices: Indices) -> Indices | None:
-        """Return the length of each sample; a batch is padded to its longest. None: all have the same length."""
-        return None
-
     @abstractmethod
     def batch(self, split: str, indices: Indices) -> Batch:
         """Return these samples as tensors on the device."""

@@ -43,10 +43,6 @@ class Task(tasks.Task):
         # A row is start ... end: all tokens but the first are predicted.
         return int((offsets[indices + 1] - offsets[indices] - 1).sum())
 
-    def lengths(self, split: str, indices: Indices) -> Indices:
-        offsets = self.arrays(split)["document_offsets"]
-        return np.asarray(offsets[indices + 1] - offsets[indices])
-
     def batch(self, split: str, indices: Indices) -> Batch:
         documents = self._rows(split, "document", indices)
         summaries = self._rows(split, "summary", indices)
