@@ -2,7 +2,7 @@
 
 Every ``import torch`` loads it where its folder is on the path (PyTorch's autoload of out-of-tree backends), so the
 programs run on it as they are. It computes on the CPU, and refuses what a GPU would compute wrongly or wait for: see
-csrc/. ``SIM_DEVICES`` (4) and ``SIM_MEMORY_MIB`` (4096, of each) say what there is.
+csrc/. ``SIM_DEVICES`` (4) says how many there are.
 """
 
 from contextlib import contextmanager
@@ -55,7 +55,6 @@ class Device:
         self.native = native
         self.device_count = native.device_count
         self.current_device = native.current_device
-        self.host_reads = native.host_reads
         self.forbid_host_reads = native.forbid_host_reads
 
     def is_available(self) -> bool:

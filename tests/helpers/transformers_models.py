@@ -35,9 +35,6 @@ CONFIGS = {
     ),
     "llama": transformers.LlamaConfig(**SIZES),
     "qwen3": transformers.Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True),
-    "phi3": transformers.Phi3Config(
-        **SIZES, original_max_position_embeddings=64, pad_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0
-    ),
     "mixtral": transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
     "gpt2": transformers.GPT2Config(
         n_embd=32,
@@ -51,8 +48,6 @@ CONFIGS = {
         embd_pdrop=0.0,
         attn_pdrop=0.0,
     ),
-    "gemma": transformers.GemmaConfig(**SIZES, head_dim=8, pad_token_id=0),
-    "gemma2": transformers.Gemma2Config(**SIZES, head_dim=8, sliding_window=8, pad_token_id=0),
     "gemma3": transformers.Gemma3TextConfig(
         **SIZES | {"num_key_value_heads": 1},
         head_dim=8,
@@ -71,26 +66,6 @@ CONFIGS = {
         attn_implementation="eager",
         pad_token_id=None,
     ),
-    "bloom": transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=300),
-    "mpt": transformers.MptConfig(d_model=32, n_layers=2, n_heads=4, max_seq_len=64, vocab_size=300, eos_token_id=1),
-    "gptj": transformers.GPTJConfig(
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        n_inner=48,
-        rotary_dim=4,
-        n_positions=64,
-        vocab_size=300,
-        bos_token_id=0,
-        eos_token_id=1,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-    ),
-    "hunyuan": transformers.HunYuanDenseV1Config(**SIZES, head_dim=8, pad_token_id=None),
-    "lfm2": transformers.Lfm2Config(
-        **SIZES, block_ff_dim=48, block_auto_adjust_ff_dim=False, full_attn_idxs=[1], pad_token_id=None
-    ),
     "opt": transformers.OPTConfig(
         hidden_size=32,
         word_embed_proj_dim=32,
@@ -103,7 +78,6 @@ CONFIGS = {
         eos_token_id=1,
         dropout=0.0,
     ),
-    "stablelm": transformers.StableLmConfig(**SIZES),
     "granite": transformers.GraniteConfig(**SIZES, attention_multiplier=0.2, pad_token_id=0),
     "apertus": transformers.ApertusConfig(**SIZES, pad_token_id=None),
     "vit": transformers.ViTConfig(
@@ -118,27 +92,10 @@ CONFIGS = {
     ),
 }
 CLASSES = {
-    "t5": transformers.T5ForConditionalGeneration,
-    "llama": transformers.LlamaForCausalLM,
-    "gpt2": transformers.GPT2LMHeadModel,
-    "qwen3": transformers.Qwen3ForCausalLM,
-    "phi3": transformers.Phi3ForCausalLM,
-    "mixtral": transformers.MixtralForCausalLM,
-    "gemma": transformers.GemmaForCausalLM,
-    "gemma2": transformers.Gemma2ForCausalLM,
-    "gemma3": transformers.Gemma3ForCausalLM,
-    "gpt_oss": transformers.GptOssForCausalLM,
-    "bloom": transformers.BloomForCausalLM,
-    "mpt": transformers.MptForCausalLM,
-    "gptj": transformers.GPTJForCausalLM,
-    "hunyuan": transformers.HunYuanDenseV1ForCausalLM,
-    "lfm2": transformers.Lfm2ForCausalLM,
-    "opt": transformers.OPTForCausalLM,
-    "stablelm": transformers.StableLmForCausalLM,
-    "granite": transformers.GraniteForCausalLM,
-    "apertus": transformers.ApertusForCausalLM,
-    "vit": transformers.ViTForImageClassification,
-}
+    name: transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    for name, config in CONFIGS.items()
+    if name not in ("t5", "vit")
+} | {"t5": transformers.T5ForConditionalGeneration, "vit": transformers.ViTForImageClassification}
 
 
 def tokenizer():

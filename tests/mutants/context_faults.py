@@ -1,15 +1,10 @@
 """Context parallelism: pieces of sequences, positions and targets, attention over what other ranks have."""
 
-from fault import EVALUATION, MODELS, STEP, Fault, S, at, parity
+from fault import EVALUATION, MODELS, STEP, Fault, S, parity
 
 CONTEXT, RING = f"{S}parallel/context.py", f"{S}parallel/ring.py"
 SEQUENCE = f"{MODELS}/_sequence.py"
 CP, CP_XSUM = parity("cp-llama2-float64"), parity("cp-xsum-float64")
-
-
-def attention(name: str, ranks: int = 2) -> tuple[str, ...]:
-    """Equality of split attention with one process."""
-    return at("parity/test_context", f"test_split_sequences_equal_one_process[{ranks}-{name}]")
 
 
 FAULTS = [
@@ -27,7 +22,7 @@ FAULTS = [
         "bias = _bias(mask, documents, split, source, block, query.dtype)\n"
         "                one = attention_block.forward(query[at], keys, values, bias, causal=block.causal)\n"
         "                own = gradient[at], query[at], output[at], one[1]",
-        attention("ring"),
+        parity("cp_ring-llama2-float64"),
     ),
     Fault(
         "gradients of gathered keys and values not reduced",
@@ -71,6 +66,6 @@ FAULTS = [
         RING,
         "own = gradient[at], query[at], output[at], lse[at]",
         "own = gradient.flip(2)[at], query[at], output[at], lse[at]",
-        attention("ring"),
+        parity("cp_ring-llama2-float64"),
     ),
 ]

@@ -13,19 +13,17 @@ def use(copy):
 
 def case_of(text):
     """A case of the parity suite: strategy, workload, and optionally a recipe and ranks."""
-    from cases import ACCUMULATED, ADAPTED, FREEZE, GROUPS, MATRICES, Case, compared
-    from test_reference import EVERYTHING, RECIPES
+    from cases import RECIPES, Case
+    from test_reference import EVERYTHING
+    from test_reference import RECIPES as REFERENCES
 
     strategy, workload, *more = text.split()
     ranks = next((int(word) for word in more if word.isdigit()), 2)
-    recipes = {"accumulated": ACCUMULATED, "grouped": GROUPS, "frozen": FREEZE, "adapted": ADAPTED, "muon": MATRICES}
-    recipes["reference"] = EVERYTHING | RECIPES.get(workload, {})
+    recipes = RECIPES | {"reference": EVERYTHING | REFERENCES.get(workload, {})}
     recipe = {key: value for word in more if word in recipes for key, value in recipes[word].items()}
     recipe |= {"gradient_accumulation_steps": 3} if "thrice" in more else {}
-    recipe |= {"label_smoothing": 0.2} if "smoothed" in more else {}
     recipe |= {"max_steps": 6} if "resumed" in more else {}
-    case = compared(strategy, workload, recipe)
-    return Case(case.strategy, case.workload, case.recipe, ranks, dtype=case.dtype)
+    return Case(strategy, workload, (*recipe.items(),), ranks)
 
 
 def reference_of(text):

@@ -3,10 +3,6 @@
 from fault import NATIVE, STEP, TENSOR, Fault, S, at, parity, reference
 
 EXPERTS, MOE, SPLIT = f"{S}models/_experts.py", f"{S}models/moe.py", f"{S}parallel/experts.py"
-HARD = (
-    "gradient_accumulation_steps=2_loss_chunks=3_activation_checkpointing=full_max_grad_norm=0.01"
-    "_lr_schedule=-name-constant-warmup_steps-3--float64"
-)
 
 FAULTS = [
     Fault(
@@ -73,7 +69,7 @@ FAULTS = [
         "        counts = vars(tokens_per_expert)\n"  # outside of the module, which a recomputation leaves as it was
         "        load[0] += counts.pop(id(self), 0)\n"
         "        counts[id(self)] = load.sum(0) if torch._C._current_graph_task_id() >= 0 else 0",
-        parity(f"ddp-moe-{HARD}"),
+        parity("ddp-moe-accumulated-float64"),
     ),
     Fault(
         "top 1 with normalized weights, of which the router learns nothing (minimind #858)",
@@ -110,7 +106,8 @@ FAULTS = [
         "results, computed = compute(own[order], received.sum(0, dtype=counts.dtype))",
         "results, computed = own, received.sum()\n    if len(own):\n"
         "        results, computed = compute(own[order], received.sum(0, dtype=counts.dtype))",
-        at("parity/test_dispatch", "test_split_experts_equal_one_process[ours-4]"),
+        at("parity/test_memory", "test_experts_that_all_tokens_choose_are_planned_and_idle_ones_trained"),
+        error=r"Timeout \(>",  # the other ranks wait for its gradient
     ),
     Fault(
         "each group of experts clips by its own norm (Automodel #3816)",

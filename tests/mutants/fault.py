@@ -13,22 +13,6 @@ STEP = f"{S}train/step.py"
 MUON = f"{S}runtime/muon.py"
 LOSSES = f"{S}models/_losses.py"
 
-ACCUMULATED = (
-    "gradient_accumulation_steps=2_loss_chunks=3_activation_checkpointing=full_max_grad_norm=0.01"
-    "_lr_schedule=-name-constant-warmup_steps-3-"
-)
-"""The recipe with accumulation and clipping in the parity suite's names."""
-
-ADAPTED = (
-    "optimizer=-name-sgd-learning_rate-3.0-momentum-0.8-_adapter=-rank-2-alpha-4-targets-layers.-.attention.-"
-    "layers.1.down-output-"
-)
-"""The recipe with an adapter there."""
-MATRICES = (
-    "optimizer=-name-muon-learning_rate-0.02-weight_decay-0.1-_groups=-output-optimizer-adamw-learning_rate_factor-0.1-"
-)
-"""The recipe with Muon there."""
-
 
 def at(file: str, *tests: str) -> tuple[str, ...]:
     """Tests of a file."""
@@ -43,9 +27,6 @@ def reference(workload: str) -> tuple[str, ...]:
 def parity(name: str) -> tuple[str, ...]:
     """Equality of a case of the parity suite with one device."""
     return at("parity/test_parity", f"test_equals_one_device[{name}]")
-
-
-ZERO_ACCUMULATED = parity(f"zero1-llama2-optimizer=-learning_rate-0.0003-_{ACCUMULATED}-float32")
 
 
 @dataclass(frozen=True)

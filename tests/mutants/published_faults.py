@@ -1,6 +1,6 @@
 """Silent faults that other projects published, of numbers that nothing else here gets wrong"""
 
-from fault import ACCUMULATED, LOSSES, NATIVE, PIPELINE, TENSOR, Fault, S, parity, reference
+from fault import LOSSES, NATIVE, PIPELINE, TENSOR, Fault, S, parity, reference
 
 DDP, WRAPPED = f"{S}parallel/ddp.py", "    return DistributedDataParallel(\n"
 
@@ -62,14 +62,14 @@ FAULTS = [
         "                lambda g, p=part: p.from_local(g.to_local(), p.device_mesh, p.placements, run_check=False)\n"
         "            )\n"
         "        words = part, wanted[:, : part.shape[1]], label_smoothing\n",
-        parity(f"tp-llama2-{ACCUMULATED}-float64"),
+        parity("tp-llama2-accumulated-float64"),
     ),
     Fault(
         "the last micro-batch is not reduced (DeepSpeed #7985)",
         f"{S}parallel/parallelize.py",
         "    if isinstance(model, DistributedDataParallel) and not last:\n",
         "    if isinstance(model, DistributedDataParallel) and last:\n",
-        parity(f"ddp-llama2-{ACCUMULATED}-float64"),
+        parity("ddp-llama2-accumulated-float64"),
     ),
     Fault(
         "the gradient of a module's second use is lost (DeepSpeed #8224)",
@@ -109,7 +109,7 @@ FAULTS = [
         "    other = other * counted\n"
         '    other = other if reduction == "none" else other.sum()\n'
         "    return (1 - label_smoothing) * losses + label_smoothing * other\n",
-        parity("tp_loss-llama2-label_smoothing=0.2-float64"),
+        parity("tp_loss-llama2-smoothed-float64"),
     ),
     Fault(
         "a pipeline sums its micro-batches (pytorch #144352)",

@@ -1,7 +1,6 @@
 """Between ranks: gradients, split layers, stages, who reads what."""
 
 from fault import (
-    ADAPTED,
     BATCHES,
     NATIVE,
     ORDER,
@@ -10,7 +9,6 @@ from fault import (
     STEP,
     TENSOR,
     ZERO,
-    ZERO_ACCUMULATED,
     Fault,
     S,
     at,
@@ -32,7 +30,7 @@ FAULTS = [
         "                local_part = gradient.to_local()\n"
         "                parameter.grad = type(gradient).from_local(local_part, gradient.device_mesh, placements)\n"
         "            elif gradient is not None and gradient.placements != placements:\n",
-        parity(f"tp_sp-llama2-{ADAPTED}-float64"),
+        parity("tp_sp-llama2-adapted-float64"),
     ),
     Fault(
         "each rank draws its own adapter",
@@ -42,7 +40,7 @@ FAULTS = [
         "            for name, value in part.named_parameters():\n"
         "                local(value.data).mul_(1 + 0.1 * world.rank * name.endswith('lora_A'))\n"
         "        if weights:\n            self.ready(",
-        parity(f"fsdp-llama2-{ADAPTED}-float64"),
+        parity("fsdp-llama2-adapted-float64"),
     ),
     Fault(
         "lora_B exported as zeros",
@@ -74,7 +72,7 @@ FAULTS = [
         "inside = MixedPrecisionPolicy(low, reduce_dtype=low)",
         at(
             "parity/test_parity",
-            "test_low_precision_trains_and_is_near_full_precision[fsdp-vit-precision=bf16-float32]",
+            "test_low_precision_trains_and_is_near_full_precision[fsdp-vit-bf16-float32]",
         ),
     ),
     Fault(
@@ -96,14 +94,14 @@ FAULTS = [
         ZERO,
         "scale * self.run.recipe.gradient_accumulation_steps",
         "scale",
-        ZERO_ACCUMULATED,
+        parity("zero1-llama2-accumulated-float32"),
     ),
     Fault(
         "ZeRO does not clip",
         f"{S}settings/deepspeed.py",
         '"gradient_clipping": recipe.max_grad_norm or 0.0',
         '"gradient_clipping": 0.0',
-        ZERO_ACCUMULATED,
+        parity("zero1-llama2-accumulated-float32"),
     ),
     # What is split inside of layers.
     Fault(

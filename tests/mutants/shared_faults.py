@@ -4,7 +4,6 @@ from fault import (
     CHECKPOINT,
     EVALUATION,
     LOSSES,
-    MATRICES,
     MODELS,
     MUON,
     NATIVE,
@@ -27,7 +26,7 @@ FAULTS = [
         LOSSES,
         "part.sum(1) / logits.shape[1]",
         "part.mean(1)",
-        parity("tp_loss-llama2-label_smoothing=0.2-float64"),
+        parity("tp_loss-llama2-smoothed-float64"),
     ),
     Fault(
         "the test loss is a mean of the batches' means",
@@ -50,7 +49,7 @@ FAULTS = [
         MUON,
         "placement.dim >= stacked",
         "placement.dim > 1",
-        parity(f"fsdp-llama2-{MATRICES}-float64"),
+        parity("fsdp-llama2-muon-float64"),
     ),
     # The average of the weights.
     Fault(
@@ -98,7 +97,7 @@ FAULTS = [
         f"{S}runtime/device.py",
         "        current.wait_event(done)\n",
         "",
-        at("unit/test_device", "test_the_simulated_accelerator_refuses_what_a_gpu_would_compute_wrongly_or_wait_for"),
+        at("unit/test_device", "test_what_the_project_does_with_devices_on_simulated_ones"),
         error="never set one|wait for it first|record_stream",
     ),
     Fault(

@@ -128,34 +128,36 @@ SCALED = {
             "long_factor": [1.0 + number for number in range(48)],
         },
     ),
-    "dynamic": transformers.LlamaConfig(
-        max_position_embeddings=2048, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-    ),
     "llama4": transformers.Llama4TextConfig(attn_temperature_tuning=True, moe_layers=[1, 3]),
 }
-"""Models that compute from the largest position, or from the number of positions, that they are given."""
-OTHERS = {
-    "other_loss": ("ddp", transformers.BambaConfig(z_loss_coefficient=0.1)),
-    "experts_and_sequences": ("fsdp_ep_cp", transformers.MixtralConfig()),
-}
+"""Models that compute from the positions that they are given."""
 
 
-def of_positions():
-    """Whole sequences split over ranks, and rows of several documents, of such models."""
-    found = {}
-    for name, config in SCALED.items():
-        with tempfile.TemporaryDirectory() as folder:
-            tiny_config.write(config, Path(folder))
-            (proof,) = prove.prove(Path(folder), {"cp": None})
-            found[f"{name}_cp"] = [proof.verdict, proof.reason]
-            rows = Written([], {}, "instruction_tuning")
-            (proof,) = prove.prove(Path(folder), {"single": None}, rows)
-            found[f"{name}_packed_single"] = [proof.verdict, proof.reason]
-    for name, (strategy, config) in OTHERS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            tiny_config.write(config, Path(folder))
-            (proof,) = prove.prove(Path(folder), {strategy: None})
-            found[name] = [proof.verdict, proof.reason]
+def proven(config, strategy, *written):
+    """The verdict on a tiny model of a configuration."""
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_config.write(config, Path(folder))
+        (proof,) = prove.prove(Path(folder), {strategy: None}, *written)
+    return [proof.verdict, proof.reason]
+
+
+def of_models():
+    """Of models that have something of their own."""
+    found = {f"{name}_cp": proven(config, "cp") for name, config in SCALED.items()}
+    found["llama4_packed_single"] = proven(SCALED["llama4"], "single", Written([], {}, "instruction_tuning"))
+    found["other_loss"] = proven(transformers.BambaConfig(z_loss_coefficient=0.1), "ddp")
+    chained = transformers.ConvNextConfig(depths=[1, 1, 1, 2])
+    found["blocks_in_blocks"] = proven(chained, "fsdp", Written([], {}, "classification"))
+    averaging = transformers.ResNetConfig(depths=[1], hidden_sizes=[8], embedding_size=8)
+    for shared in (False, True):
+        written = Written([], {}, "classification", sync_batch_norm=shared)
+        found[f"shared_{shared}_ddp"] = proven(averaging, "ddp", written)
+    for step in (declined, crashed):
+        with mock.patch.object(prove, "one_process", step):
+            try:
+                proven(averaging, "ddp", written)
+            except UserError as error:
+                found[f"reference_{step.__name__}"] = ["", str(error)]
     return found
 
 
@@ -164,33 +166,10 @@ def declined(run, folder):
     raise UserError("declined by one process")
 
 
-def of_pictures():
-    """Batch norm, with the statistics of each rank's samples or of all; one process that does not train the model."""
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        config = transformers.ResNetConfig(depths=[1], hidden_sizes=[8], embedding_size=8)
-        tiny_config.write(config, Path(folder))
-        for shared in (False, True):
-            written = Written([], {}, "classification", sync_batch_norm=shared)
-            for proof in prove.prove(Path(folder), dict.fromkeys(("single", "ddp")), written):
-                found[f"shared_{shared}_{proof.strategy}"] = [proof.verdict, proof.reason]
-        for step in (declined, crashed):
-            with mock.patch.object(prove, "one_process", step):
-                try:
-                    next(prove.prove(Path(folder), {"ddp": None}, written))
-                except UserError as error:
-                    found[f"reference_{step.__name__}"] = ["", str(error)]
-    with tempfile.TemporaryDirectory() as folder:
-        tiny_config.write(transformers.ConvNextConfig(depths=[1, 1, 1, 2]), Path(folder))
-        (proof,) = prove.prove(Path(folder), {"fsdp": None}, Written([], {}, "classification"))
-        found["blocks_in_blocks"] = [proof.verdict, proof.reason]
-    return found
-
-
 def packed(folder, mixed, kept):
     """Rows of several documents: strategies that train them as documents alone, and a model that does not."""
     written = Written([], {}, mixed.task)
-    made = prove.prove(folder, dict.fromkeys(("single", "cp", "cp_ring")), written)
+    made = prove.prove(folder, dict.fromkeys(("cp", "cp_ring")), written)
     found = {f"packed_{proof.strategy}": [proof.verdict, proof.reason] for proof in made}
     (proof,) = of_workload.check(mixed, ["single"], kept)
     return found | {"mixed": [proof.verdict, json.loads(kept.read_text())["refused"]["single"]]}
@@ -203,7 +182,7 @@ def main():
         with mock.patch.object(prove, "under_strategy", step):
             (proof,) = prove.prove(Path(sys.argv[1]), {strategy: None})
         found[case] = [proof.verdict, proof.reason or f"{proof.held:.0%}"]
-    found |= of_positions() | of_pictures()
+    found |= of_models()
     with mock.patch.object(prove, "one_process", partly_used), mock.patch.object(prove, "under_strategy", died):
         (proof,) = prove.prove(Path(sys.argv[1]), {"fsdp": None})
     found["partly_used"] = [proof.verdict, proof.reason]

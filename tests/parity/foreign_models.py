@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations, prune
 
 ENGINES = ("single", "ddp", "fsdp", "zero1", "zero3")
 
@@ -172,33 +171,20 @@ class UnusedPooler(Layers):
         self.pooler = nn.Linear(16, 16)
 
 
-class Experts(Layers):
+@foreign("sometimes_unused", short=(), **SOMETIMES)
+class SkippedExperts(Layers):
+    """Experts that are not called without samples."""
+
     def more(self, inputs):
         self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
 
     def forward(self, x):
         h = F.gelu(self.first(x))
         chosen, out = (9 * x[:, 0].abs()).long() % 4, torch.zeros_like(h)
-        for number in self.called(chosen):
+        for number in chosen.unique().tolist():
             rows = (chosen == number).nonzero()[:, 0]
             out = out.index_add(0, rows, self.experts[number](h[rows]))
         return self.last(h + out)
-
-
-@foreign("sometimes_unused", short=(), **SOMETIMES)
-class SkippedExperts(Experts):
-    """Experts that are not called without samples."""
-
-    def called(self, chosen):
-        return chosen.unique().tolist()
-
-
-@foreign("sometimes_unused", short=("ddp",), long=("fsdp", "zero1", "zero3"))
-class EmptyExperts(Experts):
-    """Experts that are called with no samples: their gradients are zero."""
-
-    def called(self, chosen):
-        return range(4)
 
 
 # frozen: parameters that are not trained, and parameters without values
@@ -341,15 +327,6 @@ class UnusualNames(nn.Module):
         return self.weight(self.get_submodule("last block")(h))
 
 
-@foreign("shapes_and_ties")
-class MadeWeights(Layers):
-    """Weight norm (a parametrization), and pruned weights: a hook and a mask made from them."""
-
-    def more(self, inputs):
-        parametrizations.weight_norm(self.first)
-        prune.l1_unstructured(self.last, "weight", amount=0.5)
-
-
 @foreign(
     "shapes_and_ties",
     blocks=("encoder.layers.*",),
@@ -368,31 +345,7 @@ class Encoder(nn.Module):
         return self.last(self.encoder(self.first(x[..., None])).mean(1))
 
 
-@foreign("shapes_and_ties", blocks=("cells",))
-class Lstm(nn.Module):
-    """An LSTM, whose module keeps a list of its parameters."""
-
-    def __init__(self, *, inputs, outputs):
-        super().__init__()
-        self.cells, self.last = nn.LSTM(1, 12, num_layers=2, batch_first=True), nn.Linear(12, outputs)
-
-    def forward(self, x):
-        return self.last(self.cells(x[..., None])[0][:, -1])
-
-
 # constructors: what a constructor does besides drawing weights
-
-
-@foreign("constructors", blocks=("last",))
-class MaskOfWeight(Layers):
-    """A saved mask made from a weight."""
-
-    def more(self, inputs):
-        self.register_buffer("mask", (self.first.weight.detach().abs() > 0.1).float())
-
-    def forward(self, x):
-        weight = self.first.weight * self.mask.to(x.dtype)
-        return self.last(F.gelu(F.linear(x, weight, self.first.bias)))
 
 
 @foreign("constructors")

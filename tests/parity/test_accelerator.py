@@ -9,10 +9,9 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from dataclasses import replace
 
 import pytest
-from cases import ACCUMULATED, EXPERTS, STRATEGIES, Case, chosen, parametrized, supported
+from cases import EXPERTS, RECIPES, STRATEGIES, Case, chosen, parametrized
 from group import Group, Server, differences, job, outside, steps
 
 from helpers import accelerator
@@ -21,16 +20,12 @@ from shardlab.files import write_json
 from shardlab.records import metrics
 from shardlab.train import evaluation
 
-pytestmark = pytest.mark.timeout(2400)  # the first test waits for the trainings of all
-NATIVE = ["single", *(name for name in STRATEGIES if "zero" not in name)]
-EVERYWHERE = ("dp", "mp", "fsdp")
-"""Strategies that are tried on every workload: what a workload computes is the same under the others."""
-CASES = [Case(strategy, "llama2", tuple(ACCUMULATED.items())) for strategy in NATIVE]
-CASES += [Case(strategy, workload) for strategy in EVERYWHERE for workload in TINY]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]  # the first test waits for the trainings of all
+NATIVE = ["single", *(name for name in STRATEGIES if "zero" not in name and name not in (*EXPERTS, "pp_zbv"))]
+CASES = [Case(strategy, "llama2", (*RECIPES["accumulated"].items(),)) for strategy in NATIVE]
+CASES += [Case("fsdp", workload) for workload in TINY]
 CASES += [Case(strategy, "moe") for strategy in EXPERTS]
-SHORT = ("fsdp", "mp", "pp_zbv")
-"""Strategies of the short form, on llama2: all else needs the long one."""
-CASES = [replace(case, long=case.strategy not in SHORT or not case.recipe) for case in CASES if supported(case)]
+CASES += [Case("dp", "mnist"), Case("mp", "mnist"), Case("pp_zbv", "llama2")]
 HALF = {"max_steps": 2, "checkpoint_interval_steps": 1}
 
 
@@ -76,7 +71,6 @@ def test_equals_a_cpu(folders, case, tiny_data):
     assert all(counted["peak"] > 0 for counted in report["tensor_bytes"])
 
 
-@pytest.mark.long
 def test_a_training_that_goes_on_under_another_strategy_equals_a_cpu(server, simulated, tmp_path_factory, tiny_data):
     cpu = Group(server, tmp_path_factory.mktemp("cpu"), tiny_data)
     sim = Group(simulated, tmp_path_factory.mktemp("sim"), tiny_data)
@@ -91,7 +85,6 @@ def test_a_training_that_goes_on_under_another_strategy_equals_a_cpu(server, sim
         assert actual["grad_norm"] == pytest.approx(reference_value["grad_norm"], rel=1e-10)
 
 
-@pytest.mark.long
 def test_a_capture_needs_no_more_memory_of_a_device_than_a_training(simulated, tmp_path, tiny_data):
     """Outputs of modules wait in the host's memory; whole tensors pass through a device one at a time."""
     run, weights = on_accelerator(tiny_run("llama2", "fsdp", dtype="float64")), tmp_path / "initial.safetensors"
@@ -104,7 +97,6 @@ def test_a_capture_needs_no_more_memory_of_a_device_than_a_training(simulated, t
     assert all(own <= 1.01 * peak for own, peak in zip(captured, report["peak_memory_bytes"], strict=True))
 
 
-@pytest.mark.long
 def test_the_programs_from_initial_weights_to_the_test_loss(tmp_path, tiny_data):
     """As `shardlab launch` starts them: torchrun's ranks are processes, and what is measured and monitored is on."""
     cpu = tiny_run("llama2", "fsdp", compile="blocks", compile_backend="aot_eager")

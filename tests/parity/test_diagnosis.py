@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import foreign
 import pytest
-from cases import Case, compared, with_marks
+from cases import Case, with_marks
 from group import job, reference_captures
 
 from traindiff.capture_files import Capture
@@ -12,7 +12,7 @@ from traindiff.diagnosis import diagnose
 from traindiff.page import markdown
 from traindiff.pair import Pair
 
-CORRECT = [compared(s, "llama2") for s in ("fsdp", "tp_sp", "cp", "zero3")]
+CORRECT = [Case(s, "llama2") for s in ("fsdp", "tp_sp", "cp", "zero3")]
 CORRECT += [Case("ep", "moe"), Case("pp", "moe"), Case("cp", "vit")]
 SHORT = [case for case in CORRECT if case.strategy in ("tp_sp", "pp", "zero3")]
 """One of each engine."""

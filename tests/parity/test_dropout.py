@@ -1,5 +1,6 @@
 """Dropout masks: a function of (seed, step, data rank), the same where tensors are whole, different where split."""
 
+from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
 from unittest import mock
@@ -69,6 +70,33 @@ def test_recomputation_draws_the_same_masks():
     assert x.grad.equal(2 * kept.detach())
 
 
+def trained_in_halves(server, tiny_data, folder, run_of, halves):
+    """Train under tp, and as one device does that draws both ranks' masks; the steps must be the same.
+
+    ``halves``: context in which one device draws them.
+    """
+    run = run_of("tp")
+    group = Group(server, folder, tiny_data)
+    group.add("tp", run)
+    group.start(2)
+    initial = folder / f"{run.workload}-float64.safetensors"
+    with halves:
+        loop.train(run_of("single"), tiny_data / run.workload, initial, folder / "single", {})
+    for actual, reference in zip(steps(folder / "tp"), steps(folder / "single"), strict=True):
+        for key in ("loss", "grad_norm"):
+            assert actual[key] == pytest.approx(reference[key], rel=1e-10), f"step {actual['step']}"
+
+
+def of_ranks(forward, parts):
+    """What two ranks compute of the parts of a split tensor, each with its own masks."""
+    common, found = drawn(), []
+    for rank, part in enumerate(parts):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(common + rank)
+            found.append(forward(part))
+    return found
+
+
 def run_of(strategy):
     """mnist with dropout of a tensor that is whole under tensor parallelism, and of one that is split there."""
     run = tiny_run("mnist", strategy, dtype="float64")
@@ -79,20 +107,8 @@ def run_of(strategy):
 def test_tensor_parallel_ranks_share_the_masks_of_whole_tensors_and_have_their_own_of_split_ones(
     server, tiny_data, tmp_path
 ):
-    """They train as one device does that draws the two halves of a split tensor's masks from the ranks' seeds."""
-    group = Group(server, tmp_path, tiny_data)
-    group.add("tp", run_of("tp"))
-    group.start(2)
-
     def in_halves(layer, forward, x):
-        if not layer.training:
-            return forward(x)
-        common, halves = drawn(), []
-        for rank, half in enumerate(x.chunk(2, -1)):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(common + rank)
-                halves.append(forward(half))
-        return torch.cat(halves, -1)
+        return torch.cat(of_ranks(forward, x.chunk(2, -1)), -1) if layer.training else forward(x)
 
     def build(*args, make=parallel.build):
         engine = make(*args)
@@ -100,12 +116,7 @@ def test_tensor_parallel_ranks_share_the_masks_of_whole_tensors_and_have_their_o
         layer.forward = partial(in_halves, layer, layer.forward)
         return engine
 
-    initial = tmp_path / "mnist-float64.safetensors"
-    with mock.patch.object(parallel, "build", build):
-        loop.train(run_of("single"), tiny_data / "mnist", initial, tmp_path / "single", {})
-    for actual, reference in zip(steps(tmp_path / "tp"), steps(tmp_path / "single"), strict=True):
-        for key in ("loss", "grad_norm"):
-            assert actual[key] == pytest.approx(reference[key], rel=1e-10), f"step {actual['step']}"
+    trained_in_halves(server, tiny_data, tmp_path, run_of, mock.patch.object(parallel, "build", build))
 
 
 def test_heads_of_transformers_models_have_masks_of_their_own(server, tiny_data, tmp_path):
@@ -123,34 +134,22 @@ def test_heads_of_transformers_models_have_masks_of_their_own(server, tiny_data,
         args = {"attention_dropout": 0.3, "vocab_size": run.model.args["vocab_size"]}
         return run.model_copy(update={"model": run.model.model_copy(update=changes | {"args": args})})
 
-    group = Group(server, tmp_path, tiny_data)
-    group.add("tp", run_of("tp"))
-    group.start(2)
-
     def in_halves(module, *heads, **options):
         if not module.training:
             return sdpa_attention_forward(module, *heads, **options)
-        common, halves = drawn(), []
-        for rank, parts in enumerate(zip(*(each.chunk(2, 1) for each in heads[:3]), strict=True)):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(common + rank)
-                halves.append(sdpa_attention_forward(module, *parts, *heads[3:], **options)[0])
-        return torch.cat(halves, 2), None
+        parts = zip(*(each.chunk(2, 1) for each in heads[:3]), strict=True)
+        found = of_ranks(lambda part: sdpa_attention_forward(module, *part, *heads[3:], **options)[0], parts)
+        return torch.cat(found, 2), None
 
     def as_often(module, x, forward=LlamaMLP.forward):
         if module.training:
             drawn()
         return forward(module, x)
 
-    initial = tmp_path / "llama2-float64.safetensors"
-    with (
-        mock.patch.dict(AttentionInterface._global_mapping, {"sdpa": in_halves}),
-        mock.patch.object(LlamaMLP, "forward", as_often),
-    ):
-        loop.train(run_of("single"), tiny_data / "llama2", initial, tmp_path / "single", {})
-    for actual, reference in zip(steps(tmp_path / "tp"), steps(tmp_path / "single"), strict=True):
-        for key in ("loss", "grad_norm"):
-            assert actual[key] == pytest.approx(reference[key], rel=1e-10), f"step {actual['step']}"
+    halves = ExitStack()
+    halves.enter_context(mock.patch.dict(AttentionInterface._global_mapping, {"sdpa": in_halves}))
+    halves.enter_context(mock.patch.object(LlamaMLP, "forward", as_often))
+    trained_in_halves(server, tiny_data, tmp_path, run_of, halves)
 
 
 def test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop(tiny_data, tmp_path):

@@ -10,6 +10,7 @@ from shardlab.data.encoders import encode
 from shardlab.settings import load, resolve
 from shardlab.train.evaluation import evaluate_whole
 
+pytestmark = pytest.mark.long  # of two workloads also tests/workflow/test_matrix.py
 FRACTIONS = {"mlp": 0.6, "mnist": 0.3, "xsum": 0.9, "vit": 0.95, "llama2": 0.9, "moe": 0.9, "instruct": 0.9}
 """Workload: largest part of the untrained test loss that is left."""
 

@@ -27,15 +27,10 @@ SHORT = [
 ]
 """Strategy that stops, strategy that resumes, workload, ranks per node of the first."""
 LONG = [
-    ("fsdp", "single", "xsum", 2),
     ("fsdp", "pp_interleaved", "llama2", 4),
-    ("fsdp_tp", "mp", "llama2", 2),
     ("tp", "fsdp_pp", "xsum", 2),
-    ("pp", "fsdp", "moe", 2),
     ("fsdp_ep_cp", "ep", "moe", 4),
     ("fsdp", "fsdp_tp_ep", "moe", 2),
-    ("fsdp_cp", "single", "xsum", 4),
-    ("zero1", "fsdp", "vit", 2),
     ("fsdp", "zero2", "vit", 2),
 ]
 GROUPS = {

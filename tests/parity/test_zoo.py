@@ -31,6 +31,9 @@ KINDS = {
     "gptj": "one norm for attention and feed-forward",
     "bloom": "biases by distance",
     "opt": "positions with an offset",
+    "mpt": "biases by distance, a plan of ours",
+    "stablelm": "a plan of ours",
+    "hunyuan_v1_dense": "norms behind the rotation",
     "lfm2": "convolutions between layers of attention",
     "mamba": "recurrence",
 }

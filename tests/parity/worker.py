@@ -5,17 +5,13 @@ Each case names its run, data, weights, output folder and, to show that the suit
 
 import gc
 import json
-import os
 import shutil
 import time
-from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
-import attention
-import dispatch
 import foreign
 import theory
 import torch
@@ -24,8 +20,6 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 from torch.nn.parallel import DistributedDataParallel
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardlab import parallel
 from shardlab.measure import flops
@@ -41,15 +35,8 @@ from shardlab.train.capture import capture
 def main(cases):
     foreign.register()
     if cases:
-        kind = cases[0]["run"]["site"]["device"] if "run" in cases[0] else "cpu"
-        distributed.start(SiteRuntime(device=kind), timeout_seconds=60)
+        distributed.start(SiteRuntime(device=cases[0]["run"]["site"]["device"]), timeout_seconds=60)
     for case in cases:
-        if "attention" in case:
-            attention.of_rank(case)
-            continue
-        if "dispatch" in case:
-            dispatch.of_rank(case)
-            continue
         run = Run.model_validate(case["run"])
         output = Path(case["output"])
         gc.collect()  # the model before this one, whose parts point to each other, does not count as this one's memory
@@ -136,64 +123,13 @@ def theory_noted(output):
         yield
 
 
-METHODS = ("tolist", "numpy", "cpu", "item", "__array__", "__bool__", "__float__", "__int__", "__index__")
-"""Of a tensor that the host reads; on a CPU some of them run no operator."""
-
-
-class Called(TorchFunctionMode):
-    """Counts calls of a tensor's methods that read it."""
-
-    def __init__(self, counts):
-        super().__init__()
-        self.counts = counts
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if (name := getattr(func, "__name__", "")) in METHODS:
-            self.counts[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
-class Reads(TorchDispatchMode):
-    """Counts the operators that make the host wait for a device's values."""
-
-    def __init__(self, counts):
-        super().__init__()
-        self.counts = counts
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any("DTensor" in kind.__name__ for kind in types):
-            return NotImplemented  # it comes back as the operators that it is made of
-        made = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        from_gpu = any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in args)
-        to_cpu = from_gpu and isinstance(made, torch.Tensor) and made.device.type == "cpu" and not made.is_pinned()
-        if name in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal") or to_cpu:
-            self.counts[name] += 1
-        return made
-
-
-@contextmanager
-def counted(reads):
-    """Count what the host reads, except for numbers of the host's generator (parallel/tensor.py)."""
-    draw = tensor.drawn
-
-    def drawn():
-        with torch._C.DisableTorchFunction():
-            return draw()
-
-    with mock.patch.object(tensor, "drawn", drawn), Called(reads), Reads(reads):
-        yield
-
-
 def watched(train_step, output):
-    """``train_step`` that writes, on each rank, what the second step read back to the host."""
+    """``train_step`` that writes, on each rank, what this is of the groups and of the checkpoint."""
 
     def watching(engine, step, world, *args, **options):
-        reads = Counter()
-        with counted(reads) if step.number == 1 else nullcontext(), unread(engine, step.number):
+        with unread(engine, step.number):
             taken = train_step(engine, step, world, *args, **options)
         if step.number == 1:
-            (output / f"reads-{world.rank}.json").write_text(json.dumps(reads))
             (output / f"rank-{world.rank}.json").write_text(json.dumps(of_rank(engine, world)))
         return taken
 
@@ -307,32 +243,15 @@ def unprotected_embedding(build):
 
 
 def torn_folder(build):
-    """Rank 0 clears the place of a checkpoint just when another rank, if that does not wait, makes its folders."""
-    make, remove = os.mkdir, shutil.rmtree
-
-    def wait_until(ready):
-        end = time.monotonic() + 1
-        while not ready() and time.monotonic() < end:
-            time.sleep(0.01)
+    """Rank 0 clears the place of a checkpoint late: one that does not wait for it has made its part before."""
+    remove = shutil.rmtree
 
     def late(path, **options):
-        is_checkpoint = str(path).endswith(".new")
-        if is_checkpoint:
-            shutil.rmtree = remove
-            wait_until(Path(path).exists)
+        time.sleep(0.5 * str(path).endswith(".new"))
         remove(path, **options)
-        time.sleep(0.2 * is_checkpoint)
-
-    def slow(path, *mode, **options):
-        make(path, *mode, **options)
-        if str(path).endswith(".new"):
-            os.mkdir = make
-            wait_until(lambda: not Path(path).exists())
 
     if dist.get_rank() == 0:
         shutil.rmtree = late
-    else:
-        os.mkdir = slow
     return build
 
 

@@ -43,10 +43,10 @@ def simulated(*command, **values):
     )
 
 
-def test_the_simulated_accelerator_refuses_what_a_gpu_would_compute_wrongly_or_wait_for():
-    """And it accepts what the project does with devices."""
+@pytest.mark.long
+def test_what_the_project_does_with_devices_on_simulated_ones():
     options = ["-q", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null"]
-    done = simulated("-m", "pytest", *options, *(ROOT / "tests/accelerator" / f"{n}.py" for n in ("refusals", "uses")))
+    done = simulated("-m", "pytest", *options, ROOT / "tests/accelerator/uses.py")
     assert done.returncode == 0, done.stdout[-3000:]
 
 
@@ -179,6 +179,7 @@ def test_rotary_angles_are_computed_once_for_all_layers_and_steps():
     assert model.double()(tokens).dtype == torch.float64
 
 
+@pytest.mark.long
 def test_deepspeed_takes_no_gpu_where_the_site_says_cpu():
     code = "import torch; torch.cuda.is_available = lambda: True; torch.cuda.device_count = lambda: 1; "
     code += "from shardlab.parallel import zero; "

@@ -11,7 +11,7 @@ from shardlab.report import charts, html, run_data, summary
 from shardlab.report.verdict import judge
 from shardlab.settings import load, resolve
 
-FEW, MANY = 200, 1000
+FEW, MANY = 60, 1000
 """Runs of the page in the short and in the long form; both are more than it lists strategies (`charts.PAGES`)."""
 STEPS = 50
 STAYS = """(() => {{

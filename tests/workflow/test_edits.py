@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from helpers import transformers_models
 from helpers.hub_files import articles, environment, repository
 from helpers.hub_server import Hub
@@ -27,6 +29,7 @@ EDITS = {
 """Workload: the file that is edited, what is replaced in it, and by what."""
 
 
+@pytest.mark.long  # of code and of settings: test_matrix.py, test_scripts.py
 def test_one_call_after_an_edit_of_data_model_or_tokenizer(make_tree, tmp_path):
     tree = make_tree(tmp_path / "tree")
     files = transformers_models.make("t5", tree.path / "models/t5")

@@ -48,6 +48,7 @@ def extended(make_tree, tmp_path_factory):
     return tree, follow(section(ROOT / "docs/developing.md", "Extend"), tree)
 
 
+@pytest.mark.long
 def test_an_optimizer_a_schedule_a_task_and_an_axis_train_together(extended):
     tree, (command, *_) = extended
     tree.run("sh", "-c", command)

@@ -64,7 +64,7 @@ def log(trial):
     return (trial.folder / "launch.log").read_text()
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "example_ddp"])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("example_ddp", marks=pytest.mark.long)])
 def test_nothing_listens_beyond_loopback(tmp_path, strategy):
     """Own ranks have no store to connect to; a script knows MASTER_PORT, where the store of its torchrun is."""
     trial = Trial(tmp_path, strategy, checkpoint_interval_steps=None, checkpoint_interval_minutes=None)
@@ -119,6 +119,7 @@ def test_a_rank_that_stands_still_is_named(tmp_path, request):
         survived("a rank that stands still", "SIGSTOP, hang_seconds 4", *cost(attempts), layer="workflow")
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_in_start_up_is_not_waited_for(tmp_path):
     """The other rank waits where Python handles no signal: SIGTERM ends it, before there is a step to save."""
     trial = Trial(tmp_path, "fsdp")
@@ -131,8 +132,8 @@ def test_a_rank_that_dies_in_start_up_is_not_waited_for(tmp_path):
         trial.end()
 
 
-def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code, undisturbed):
-    """An exception on one of two ranks: the same call gives up, the next one retries and resumes."""
+def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code, request):
+    """An exception on one of two ranks: the same call gives up; in the long form the next one retries and resumes."""
     trial = Trial(tmp_path, "fsdp", scripts=code)
     for attempt in (1, 2, 3):
         assert trial.start(MISTAKE="raise").wait() == 1
@@ -142,12 +143,13 @@ def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code, undi
         assert "Traceback" not in seen
     assert "fsdp x llama2 is given up: further attempts of this call would not get beyond step 1" in seen
     assert [(each.from_step, each.saved) for each in history(trial.folder)] == [(0, 15), (15, 15)]
-    trial.call = "another"
-    survived(
-        "an exception on one rank", "a line put into the code", *cost(finish(trial, undisturbed), 1), layer="workflow"
-    )
+    if request.config.getoption("--long"):
+        trial.call = "another"
+        attempts = finish(trial, request.getfixturevalue("undisturbed"))
+        survived("an exception on one rank", "a line put into the code", *cost(attempts, 1), layer="workflow")
 
 
+@pytest.mark.long  # of a script: test_scripts.py
 def test_code_that_was_edited_since_its_settings_were_resolved_trains_nothing(tmp_path, code):
     trial = Trial(tmp_path, "ddp")
     trial.scripts = code

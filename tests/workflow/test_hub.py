@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from helpers import transformers_models
 from helpers.common import ROOT, Tree
-from helpers.hub_files import articles, environment, pictures, repository
+from helpers.hub_files import articles, environment, repository
 from helpers.hub_server import Hub
 from shardlab.files import COMMAND
 from shardlab.settings import load, model_and_data
@@ -22,7 +22,6 @@ from shardlab.settings import load, model_and_data
 def hub():
     server = Hub(
         {
-            "ylecun/mnist": repository("mnist", {"train": pictures(5100), "test": pictures(40)}),
             "EdinburghNLP/xsum": repository(
                 "default", {"train": articles(120), "validation": articles(20), "test": articles(20)}
             ),
@@ -52,12 +51,11 @@ def without_network():
 
 
 def test_from_the_hub_to_the_summary_without_a_call_after_prepare(hub, tree):
-    config = ["--config", "data=hub", "workloads=[mnist,xsum]", "strategies=[single]", "recipe={max_steps: 2}", "--"]
-    prepared = ["data/prepared/mnist/dataset.json", "data/prepared/xsum/dataset.json"]
-    tree.snakemake(*config, *prepared, **environment(hub))
+    config = ["--config", "data=hub", "workloads=[xsum]", "strategies=[single]", "recipe={max_steps: 2}", "--"]
+    prepared = "data/prepared/xsum/dataset.json"
+    tree.snakemake(*config, prepared, **environment(hub))
     assert any("parquet" in path for _, path, _ in hub.calls)
-    assert tree.json(prepared[0])["samples"] == {"train": 100, "validation": 5000, "test": 40}
-    assert tree.json(prepared[1])["samples"] == {"train": 120, "validation": 20, "test": 20}
+    assert tree.json(prepared)["samples"] == {"train": 120, "validation": 20, "test": 20}
     calls = len(hub.calls)
     local = ["snakemake", "--profile", "workflow/profiles/local"]
     tree.run(*without_network(), *local, *config, "results/single/xsum/test.json", **environment(hub))
@@ -72,21 +70,21 @@ def test_a_login_node_without_internet_is_served_from_another_machine_as_the_doc
     text = (ROOT / "docs/cluster.md").read_text().partition("### A login node without internet\n")[2]
     blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)[:2]
     (_, _, wheels, data, copy), (_, setup, _, everything) = (block.splitlines() for block in blocks)
-    small = "'workloads=[mnist]' 'strategies=[single,ddp]' 'recipe={max_steps: 2}' noise_floor_runs=0"
+    small = "'workloads=[xsum]' 'strategies=[single,ddp]' 'recipe={max_steps: 2}' noise_floor_runs=0"
     elsewhere, login = make_tree(tmp_path / "elsewhere"), tmp_path / "login"
     elsewhere.run("sh", "-c", wheels)
     elsewhere.run("sh", "-c", data.replace("data=hub", f"data=hub {small}"), **environment(hub))
     login.mkdir()
     elsewhere.run("sh", "-c", copy.replace("LOGIN-NODE:/PATH", str(login)))
     there, calls = Tree(login / "shardlab"), len(hub.calls)
-    prepared = (there.path / "data/prepared/mnist/dataset.json").stat().st_mtime_ns
+    prepared = (there.path / "data/prepared/xsum/dataset.json").stat().st_mtime_ns
     there.run(*without_network(), "bash", "-c", setup, PIP_CONFIG_FILE=os.devnull)
     assert "--profile" in there.run(*without_network(), ".venv/bin/snakemake", "--help").stdout
     call = everything.replace("--profile slurm", "--profile workflow/profiles/local").replace("marenostrum5", "local")
     there.run(*without_network(), "sh", "-c", call.replace("data=hub", f"data=hub {small}"), **environment(hub))
     assert (there.path / "results/report.html").exists()
     assert hub.calls[calls:] == []
-    assert (there.path / "data/prepared/mnist/dataset.json").stat().st_mtime_ns == prepared
+    assert (there.path / "data/prepared/xsum/dataset.json").stat().st_mtime_ns == prepared
 
 
 PRETRAINED = """

@@ -107,28 +107,15 @@ def test_summary_for_people_has_the_verdict_the_call_and_the_matrix(finished):
     assert "Not complete" not in text
 
 
-def output_after(finished, more, *call):
-    """What a call prints with lines added to files: {file: lines}."""
+def test_a_second_call_has_nothing_to_do_also_after_a_comment_and_a_change_of_code_of_no_run(finished):
+    """Which runs depend on which file: tests/unit/test_code_fingerprint.py."""
+    more = {"models/mlp.py": "# a comment\n", "measure/step_profiler.py": "MORE = 1\n"}
     before = {path: path.read_text() for path in (finished.path / "scripts/shardlab" / file for file in more)}
     for (path, text), lines in zip(before.items(), more.values(), strict=True):
         path.write_text(text + lines)
-    output = finished.snakemake(*call).stdout
+    assert "Nothing to be done" in finished.snakemake("all").stdout
     for path, text in before.items():
         path.write_text(text)
-    return output
-
-
-def test_changed_code_trains_again_what_it_touches(finished):
-    """Which runs depend on which file: tests/unit/test_code_fingerprint.py."""
-    output = output_after(finished, {"data/package_docstrings.py": "MORE = 1\n"}, "-n", "all")
-    again = {f"{strategy}/{workload}" for workload, strategy in re.findall(r"Training (\w+) under (\w+)", output)}
-    assert again == {"single/xsum", "fsdp_tp/xsum", "zero3/xsum"}
-    assert "Preparing data set package_docstrings" in output
-
-
-def test_a_second_call_has_nothing_to_do_also_after_a_comment_and_a_change_of_code_of_no_run(finished):
-    more = {"models/mlp.py": "# a comment\n", "measure/step_profiler.py": "MORE = 1\n"}
-    assert "Nothing to be done" in output_after(finished, more, "all")
 
 
 def test_an_edit_of_place_or_time_trains_nothing_again(finished):

@@ -24,7 +24,6 @@ CALLS |= {
     "slurm": ["--profile", "workflow/profiles/slurm", "-n", "all"],
     "evaluate": ["-n", "-p", *(f"results/{run}/test.json" for run in RUNS)],
     "compare": ["-n", "-p", "--config", "workloads=[mlp,mnist]", "strategies=[single,ddp,fsdp]", "--", "all"],
-    "graph": ["results/fsdp/mlp.done", "--dag"],
 }
 
 
@@ -65,12 +64,6 @@ def test_each_run_s_weights_are_compared_with_those_of_its_workload_s_single(cal
     assert sorted(re.findall(words, called[1]["compare"][1])) == expected
 
 
-def test_a_graph_is_drawn(called):
-    _, drawn = called[1]["graph"]
-    assert drawn.count("digraph") == 1
-    assert all(rule in drawn for rule in ("resolve", "prepare", "init", "train"))
-
-
 def test_dry_run_needs_no_profile(tree):
     """Nor is a file of the folder taken for a module of Python's, as the Makefile calls it."""
     (tree.path / "random.py").write_text("raise ImportError('this is not random')\n")
@@ -103,6 +96,7 @@ def test_every_value_in_the_lines_of_rules_is_quoted():
         assert set(re.findall(r"{+([^{}]+)}", block)) <= quoted
 
 
+@pytest.mark.long
 def test_a_folder_s_name_is_no_code(make_tree, tmp_path):
     """Of the project and of the folder that a call works in; shells and format strings take them apart."""
     name = "a {x} $(touch injected) `touch injected` 'b' \"c\""
@@ -157,6 +151,7 @@ def test_a_run_that_fails_leaves_the_others_and_the_table_says_so(tree):
     assert "Not complete" not in (tree.path / "results/summary.md").read_text()
 
 
+@pytest.mark.long  # tests/unit/test_snakemake_lock.py has the lock itself
 def test_two_calls_at_once_train_each_run_once(tree):
     """The second one waits; a dry run does not."""
     call = ["--config", "recipe={max_steps: 3}", "site_settings={setup_commands: [sleep 12]}", "--"]
@@ -179,6 +174,7 @@ def test_two_calls_at_once_train_each_run_once(tree):
     assert len(tree.json("results/single/mlp/train.json")["attempts"]) == 1
 
 
+@pytest.mark.long
 def test_a_call_that_was_to_make_no_table_prints_none_if_it_fails(tree):
     """As the Snakemake of a job of preflight does."""
     failed = tree.snakemake("--config", "site=test", "container=off", "--", "preflight_nodes", check=False)

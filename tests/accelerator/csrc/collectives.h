@@ -16,12 +16,6 @@ struct Work final : c10d::Work {
       : c10d::Work(rank, type), started(std::move(started)), reads(std::move(reads)), tensors(std::move(tensors)),
         done(std::move(done)), divide_by(divide_by) {}
 
-  bool isCompleted() override {
-    return started->isCompleted();
-  }
-  bool isSuccess() const override {
-    return started->isSuccess();
-  }
   bool wait(std::chrono::milliseconds timeout) override {
     if (!waited) {  // gloo's would copy its results once more, over those that were divided
       started->wait(timeout);
@@ -53,10 +47,6 @@ struct Work final : c10d::Work {
     future->markCompleted(at::IValue(tensors));
     return future;
   }
-  Tensors result() override {
-    return tensors;
-  }
-
   Started started;
   Tensors reads, tensors;
   Clock done;
@@ -132,9 +122,6 @@ struct Collectives final : c10d::Backend {
   void setSequenceNumberForGroup() override {
     gloo->setSequenceNumberForGroup();
   }
-  uint64_t getSequenceNumberForGroup() override {
-    return gloo->getSequenceNumberForGroup();
-  }
 
   // Enqueue: `start` is given nothing and begins the work on the CPU.
   template <typename Start>
@@ -165,14 +152,16 @@ struct Collectives final : c10d::Backend {
     return work;
   }
 
-  // gloo has no average.
-  template <typename Options>
-  int64_t summed(Options& options) const {
-    if (options.reduceOp != c10d::ReduceOp::AVG) {
-      return 1;
+  // gloo has no average: `start` is given the options of a sum.
+  template <typename Options, typename Start>
+  Started reduced(
+      c10d::OpType type, const Tensors& reads, const Tensors& writes, const Options& given, Start start) {
+    auto options = given;
+    const bool mean = options.reduceOp == c10d::ReduceOp::AVG;
+    if (mean) {
+      options.reduceOp = c10d::ReduceOp::SUM;
     }
-    options.reduceOp = c10d::ReduceOp::SUM;
-    return getSize();
+    return enqueued(type, reads, writes, options.asyncOp, mean ? getSize() : 1, [&] { return start(options); });
   }
 
   Started broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
@@ -181,45 +170,16 @@ struct Collectives final : c10d::Backend {
     return enqueued(c10d::OpType::BROADCAST, root ? tensors : Tensors(), root ? Tensors() : tensors, options.asyncOp, 1,
                     [&] { return gloo->broadcast(same, options); });
   }
-  Started allreduce(Tensors& tensors, const c10d::AllreduceOptions& given) override {
+  Started allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     auto same = on_cpu(tensors);
-    auto options = given;
-    const auto divide_by = summed(options);
-    return enqueued(c10d::OpType::ALLREDUCE, {}, tensors, options.asyncOp, divide_by,
-                    [&] { return gloo->allreduce(same, options); });
-  }
-  Started allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& given) override {
-    auto same = on_cpu(tensors);
-    auto options = given;
-    const auto divide_by = summed(options);
-    return enqueued(c10d::OpType::ALLREDUCE_COALESCED, {}, tensors, options.asyncOp, divide_by,
-                    [&] { return gloo->allreduce_coalesced(same, options); });
-  }
-  Started reduce(Tensors& tensors, const c10d::ReduceOptions& given) override {
-    auto same = on_cpu(tensors);
-    auto options = given;
-    const auto divide_by = summed(options);
-    return enqueued(c10d::OpType::REDUCE, {}, tensors, options.asyncOp, divide_by,
-                    [&] { return gloo->reduce(same, options); });
+    return reduced(c10d::OpType::ALLREDUCE, {}, tensors, options,
+                   [&](const auto& sum) { return gloo->allreduce(same, sum); });
   }
   Started allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
     auto into = on_cpu(outputs);
     auto from = on_cpu(inputs);
     return enqueued(c10d::OpType::ALLGATHER, inputs, flat(outputs), options.asyncOp, 1,
                     [&] { return gloo->allgather(into, from, options); });
-  }
-  Started _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
-    auto into = on_cpu(Tensors{output});
-    auto from = on_cpu(Tensors{input});
-    return enqueued(c10d::OpType::_ALLGATHER_BASE, {input}, {output}, options.asyncOp, 1,
-                    [&] { return gloo->_allgather_base(into[0], from[0], options); });
-  }
-  Started allgather_into_tensor_coalesced(
-      Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
-    auto into = on_cpu(outputs);
-    auto from = on_cpu(inputs);
-    return enqueued(c10d::OpType::COALESCED, inputs, outputs, options.asyncOp, 1,
-                    [&] { return gloo->allgather_into_tensor_coalesced(into, from, options); });
   }
   Started gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
     auto into = on_cpu(outputs);
@@ -233,41 +193,35 @@ struct Collectives final : c10d::Backend {
     return enqueued(c10d::OpType::SCATTER, flat(inputs), outputs, options.asyncOp, 1,
                     [&] { return gloo->scatter(into, from, options); });
   }
-  Started reduce_scatter(
-      Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& given) override {
-    auto into = on_cpu(outputs);
-    auto from = on_cpu(inputs);
-    auto options = given;
-    const auto divide_by = summed(options);
-    return enqueued(c10d::OpType::REDUCE_SCATTER, flat(inputs), outputs, options.asyncOp, divide_by,
-                    [&] { return gloo->reduce_scatter(into, from, options); });
+  Started _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    auto into = on_cpu(output), from = on_cpu(input);
+    return enqueued(c10d::OpType::_ALLGATHER_BASE, {input}, {output}, options.asyncOp, 1,
+                    [&] { return gloo->_allgather_base(into, from, options); });
+  }
+  Started allgather_into_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    auto into = on_cpu(outputs), from = on_cpu(inputs);
+    return enqueued(c10d::OpType::COALESCED, inputs, outputs, options.asyncOp, 1,
+                    [&] { return gloo->allgather_into_tensor_coalesced(into, from, options); });
   }
   Started _reduce_scatter_base(
-      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& given) override {
-    auto into = on_cpu(Tensors{output});
-    auto from = on_cpu(Tensors{input});
-    auto options = given;
-    const auto divide_by = summed(options);
-    return enqueued(c10d::OpType::_REDUCE_SCATTER_BASE, {input}, {output}, options.asyncOp, divide_by,
-                    [&] { return gloo->_reduce_scatter_base(into[0], from[0], options); });
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+    auto into = on_cpu(output), from = on_cpu(input);
+    return reduced(c10d::OpType::_REDUCE_SCATTER_BASE, {input}, {output}, options,
+                   [&](const auto& sum) { return gloo->_reduce_scatter_base(into, from, sum); });
   }
   Started reduce_scatter_tensor_coalesced(
-      Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& given) override {
-    auto into = on_cpu(outputs);
-    auto from = on_cpu(inputs);
-    auto options = given;
-    const auto divide_by = summed(options);
-    return enqueued(c10d::OpType::COALESCED, inputs, outputs, options.asyncOp, divide_by,
-                    [&] { return gloo->reduce_scatter_tensor_coalesced(into, from, options); });
+      Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override {
+    auto into = on_cpu(outputs), from = on_cpu(inputs);
+    return reduced(c10d::OpType::COALESCED, inputs, outputs, options,
+                   [&](const auto& sum) { return gloo->reduce_scatter_tensor_coalesced(into, from, sum); });
   }
   Started alltoall_base(
       at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
       const c10d::AllToAllOptions& options) override {
-    auto into = on_cpu(Tensors{output});
-    auto from = on_cpu(Tensors{input});
-    return enqueued(c10d::OpType::ALLTOALL_BASE, {input}, {output}, options.asyncOp, 1, [&] {
-      return gloo->alltoall_base(into[0], from[0], output_sizes, input_sizes, options);
-    });
+    auto into = on_cpu(output), from = on_cpu(input);
+    return enqueued(c10d::OpType::ALLTOALL_BASE, {input}, {output}, options.asyncOp, 1,
+                    [&] { return gloo->alltoall_base(into, from, output_sizes, input_sizes, options); });
   }
   Started send(Tensors& tensors, int to, int tag) override {
     auto same = on_cpu(tensors);

@@ -4,11 +4,9 @@
 #include "runtime.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/ops/as_strided_native.h>
-#include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
@@ -109,23 +107,6 @@ inline at::Tensor reshape_alias(const at::Tensor& self, c10::IntArrayRef size, c
   return at::native::as_strided_tensorimpl(self, size, stride, std::nullopt);
 }
 
-inline at::Tensor& set_storage(
-    at::Tensor& self, at::Storage source, int64_t offset, c10::IntArrayRef size, c10::IntArrayRef stride) {
-  auto* impl = self.unsafeGetTensorImpl();
-  impl->set_storage_keep_dtype(std::move(source));
-  impl->set_sizes_and_strides(size, stride, offset);
-  return self;
-}
-
-inline at::Tensor& set_whole_storage(at::Tensor& self, at::Storage source) {
-  const auto length = int64_t(source.nbytes() / self.itemsize());
-  return set_storage(self, std::move(source), 0, {length}, {1});
-}
-
-inline at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
-  return set_storage(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
-}
-
 inline bool is_pinned(const void* pointer) {
   Lock lock(state().mutex);
   auto after = state().pinned.upper_bound(const_cast<void*>(pointer));
@@ -170,11 +151,6 @@ inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool n
   return to;
 }
 
-inline at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
-  to.resize_(from.sizes());
-  return copy_from(from, to, false);
-}
-
 inline c10::Scalar local_scalar(const at::Tensor& self) {
   at::AutoDispatchBelowADInplaceOrView below;
   const auto stream = current(self.device().index());
@@ -185,13 +161,6 @@ inline c10::Scalar local_scalar(const at::Tensor& self) {
 
 inline void record_stream(at::Tensor& self, c10::Stream stream) {
   allocator().recordStream(self.storage().data_ptr(), stream);
-}
-
-// What CUDA takes for float32 with fewer heads of keys than of queries: no fused kernel.
-inline int64_t attention(
-    const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double, bool,
-    std::optional<double>, bool) {
-  return 0;
 }
 
 struct Call {

@@ -42,9 +42,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device device) const override {
     return stream({index_of(device), 0});
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-    return getNewStream(device, 0);
-  }
   c10::Stream getNewStream(c10::Device device, int) const override {
     Lock lock(state().mutex);
     return stream({index_of(device), ++state().streams});
@@ -105,10 +102,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     const std::chrono::duration<double, std::milli> passed =
         static_cast<Event*>(to)->time - static_cast<Event*>(from)->time;
     return passed.count();
-  }
-  bool queryStream(const c10::Stream& on) const override {
-    synchronizeStream(on);
-    return true;
   }
   void synchronizeStream(const c10::Stream& on) const override {
     host_waits(clock_of(key(on)));
@@ -199,29 +192,13 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", &view);
   m.impl("as_strided", &as_strided);
   m.impl("_reshape_alias", &reshape_alias);
-  m.impl("set_.source_Storage", &set_whole_storage);
-  m.impl("set_.source_Storage_storage_offset", &set_storage);
-  m.impl("set_.source_Tensor", &set_tensor);
   m.impl("_copy_from", &copy_from);
-  m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &local_scalar);
   m.impl("record_stream", &record_stream);
-  m.impl("_fused_sdp_choice", &attention);
   // PyTorch's own say only that there is none.
   for (const char* name : {"convolution_overrideable", "convolution_backward_overrideable"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
   }
-}
-
-using at::autocast::CastPolicy;
-#define LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
-#define FLOAT(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFallthrough());
-}
-TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
-  AT_FORALL_LOWER_PRECISION_FP(LOWER)
-  AT_FORALL_FP32(FLOAT)
 }
 
 }  // namespace sim
@@ -235,7 +212,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_device", [](int device) { device_set = index_of(c10::Device(kType, c10::DeviceIndex(device))); });
   m.def("random", [](int device) { return state().random.at(device); });
   m.def("set_random", [](int device, uint64_t seed, uint64_t offset) { state().random.at(device) = {seed, offset}; });
-  m.def("host_reads", [] { return state().host_reads; });
   m.def("forbid_host_reads", [](bool forbid) { reads_forbidden = forbid; });
   py::class_<GroupOptions, c10::intrusive_ptr<GroupOptions>, c10d::Backend::Options>(m, "GroupOptions")
       .def("__deepcopy__", [](const GroupOptions& self, const py::object&) {
