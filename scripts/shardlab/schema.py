@@ -72,7 +72,7 @@ def _first(kind: type[BaseModel], errors: list[Any], where: str) -> UserError:
     if first["type"] == "missing":
         beside = [found for found in errors if found["loc"][:-1] == first["loc"][:-1] and _misspells(found, first)]
         first = (beside or [first])[0]
-    key = ".".join(str(part) for part in first["loc"])
+    key = ".".join(str(part) for part in first["loc"] if part != "[key]")
     if first["type"] == "extra_forbidden":
         known = _keys(kind, first["loc"][:-1])
         name = str(first["loc"][-1])
@@ -84,6 +84,8 @@ def _first(kind: type[BaseModel], errors: list[Any], where: str) -> UserError:
     if first["type"] == "missing":
         return UserError(f"{where}: the key `{key}` is missing; add it.")
     subject = f"{where}: `{key}`" if key else where
+    if first["type"] == "value_error" and isinstance(first["input"], dict):
+        return UserError(f"{subject}: {words(first)}.")
     return UserError(f"{subject} is {_short(first['input'])}; {words(first)}.")
 
 

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from helpers.common import tiny_run
+from shardlab.errors import UserError
 from shardlab.runs import bill, planned_hours, slurm_accounting
 from shardlab.runs.slurm_reattach import name_of
 from shardlab.runs.slurm_request import Request
@@ -97,7 +98,9 @@ def test_a_cluster_that_does_not_account_for_gpus_or_has_none_or_accounts_for_no
     assert billed(results, SITE.model_copy(update={"gpus": None}))[1][4:] == ["3", "0", "0.3"]
     monkeypatch.setenv("PATH", "")
     assert billed(results) == []
-    assert bill.NONE in bill.bill(load.config({}), results)
+    assert bill.NONE in bill.bill(load.config({"site": "test"}), results)
+    with pytest.raises(UserError, match="name the one of the jobs"):
+        bill.bill(load.config({}), results)
 
 
 def test_what_a_call_requests_and_plans_in_one_sentence():

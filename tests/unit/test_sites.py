@@ -124,7 +124,7 @@ def test_every_site_s_lines_can_be_printed(capsys, monkeypatch):
     for name in load.names("sites"):
         monkeypatch.setattr(sys, "argv", ["preflight", "-n", "--config", f"site={name}"])
         assert preflight.main() == 0
-        assert "## 1 x 1\n# " in capsys.readouterr().out
+        assert "## 1 x 1 (nodes x ranks per node)\n# " in capsys.readouterr().out
 
 
 def test_ranks_have_no_more_cores_than_the_job(monkeypatch):

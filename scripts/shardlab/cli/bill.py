@@ -1,7 +1,7 @@
 """Write the bill of a folder's jobs: hours requested, used and used by starts that
 failed, by stage and strategy, from Slurm's accounting.
 
-Example: shardlab bill
+Example: shardlab bill --config site=engaging
 """
 
 import argparse

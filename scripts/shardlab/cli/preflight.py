@@ -66,8 +66,11 @@ def main() -> int:
     args = parser.parse_args()
     if args.dry_run:
         site = load.site(args.config)
-        print(slurm_lines.text(args.config, site, slurm_lines.sizes(args.config, site)))
-        return 0
+        text = slurm_lines.text(args.config, site, slurm_lines.sizes(args.config, site))
+        print(text)
+        # Of the other sizes, some queue may not take the largest.
+        asked = slurm_lines.heading(args.config.nodes, args.config.ranks_per_node)
+        return int(f"## {asked}\nerror:" in text)
     if args.what is None or args.settings is None:
         parser.error("only the rules of the target preflight call this; you want -n, or snakemake ... -- preflight")
     run = read_ranks(args.settings)

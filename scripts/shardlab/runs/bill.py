@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from shardlab.errors import UserError
 from shardlab.runs import slurm_accounting, stages
 from shardlab.runs.slurm import use_cluster
 from shardlab.runs.slurm_accounting import Start
@@ -24,14 +25,20 @@ HOW = (
     "checkpoint. Charged: what was used, by `billing` of the site's file."
 )
 NONE = "Slurm's accounting (sacct) has no jobs of this folder, or this machine has no accounting."
+NO_SLURM = "Site {} has no `slurm:` section; name the one of the jobs: shardlab bill --config site=NAME."
 
 
 def bill(config: Config, results: Path) -> str:
-    """Format the bill of all jobs that Slurm accounted for in this folder, as results/bill.md."""
-    site, rows = load.site(config).slurm, []
-    if site is not None:
-        use_cluster(site)
-        rows = table(resolve.matrix(config)[0], slurm_accounting.starts(results.resolve().parent) or (), site)
+    """Format the bill of all jobs that Slurm accounted for in this folder, as results/bill.md.
+
+    Raises:
+        UserError: the site of the configuration has no Slurm.
+    """
+    site = load.site(config).slurm
+    if site is None:
+        raise UserError(NO_SLURM.format(config.site))
+    use_cluster(site)
+    rows = table(resolve.matrix(config)[0], slurm_accounting.starts(results.resolve().parent) or (), site)
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]] if rows else []
     return "\n".join(["# Bill", "", *(f"| {' | '.join(row)} |" for row in lines), "", HOW if rows else NONE, ""])
 

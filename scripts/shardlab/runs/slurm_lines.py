@@ -29,6 +29,16 @@ NAMES = ("NAME", "LOG")
 """Placeholders of what differs between jobs."""
 
 
+LIKE = (
+    "prove requests what init does; compare, diagnose and export what evaluate does; capture what train does, for "
+    f"{stages.MINUTES['capture']} minutes; Snakemake's plugin wants two tasks, also for one rank"
+)
+
+
+def heading(nodes: int, per_node: int) -> str:
+    return f"{nodes} x {per_node} (nodes x ranks per node)"
+
+
 def sizes(config: Config, site: Site) -> list[tuple[int, int]]:
     """Return the sizes to show, nodes x ranks per node: one device, the call's, one and two whole nodes."""
     whole = site.ranks_per_node_max or config.ranks_per_node
@@ -42,11 +52,11 @@ def text(config: Config, site: Site, of_sizes: list[tuple[int, int]]) -> str:
     Where no queue takes a size, the refusal stands in its place.
     """
     common = shlex.join(sbatch({"mpi": "srun", "tasks_per_node": 2}, *NAMES)).partition(" --ntasks")[0]
-    first = [f"# every job: {common} -D PROJECT"] if site.slurm else []
+    first = [f"# every job: {common} -D PROJECT", f"# {LIKE}"] if site.slurm else []
     parts = ["\n".join([*first, started(resolve.ranks(config), site, Scope.ONE)[0]])]
     for nodes, per_node in of_sizes:
         found = _of_size(config.model_copy(update={"nodes": nodes, "ranks_per_node": per_node}), site, common)
-        parts.append(f"## {nodes} x {per_node}\n{found}\n")
+        parts.append(f"## {heading(nodes, per_node)}\n{found}\n")
     return "\n".join(parts)
 
 

@@ -1,6 +1,7 @@
 """Whether Slurm would start a job, asked without submitting it (sbatch --test-only)."""
 
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -47,7 +48,8 @@ def trial(requests: Iterable[Request]) -> tuple[list[Request], Answer]:
             answer.said.append(f"start: unknown for {request}: {reason}")
         else:
             answer.wrong.append(
-                f"Slurm refuses {request}: {reason}; change nodes, ranks_per_node, or partition, queues, account or "
-                "gpus of `slurm` in the site's file"
+                f"Slurm refuses {request}: {reason}; change nodes, ranks_per_node, cpus_per_rank, or account, partition, "
+                f"gpus, gpu_type, memory_mb_per_rank or queues of `slurm` in the site's file. It was asked: "
+                f"{shlex.join(words)}"
             )
     return [replace(each, partition=placed.get(each.queue)) for each in requests], answer
