@@ -48,8 +48,8 @@ def trial(requests: Iterable[Request]) -> tuple[list[Request], Answer]:
             answer.said.append(f"start: unknown for {request}: {reason}")
         else:
             answer.wrong.append(
-                f"Slurm refuses {request}: {reason}; change nodes, ranks_per_node, cpus_per_rank, or account, partition, "
-                f"gpus, gpu_type, memory_mb_per_rank or queues of `slurm` in the site's file. It was asked: "
+                f"Slurm refuses {request}: {reason}; change nodes, ranks_per_node, cpus_per_rank, or account, "
+                "partition, gpus, gpu_type, memory_mb_per_rank or queues of `slurm` in the site's file. It was asked: "
                 f"{shlex.join(words)}"
             )
     return [replace(each, partition=placed.get(each.queue)) for each in requests], answer
