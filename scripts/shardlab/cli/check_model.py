@@ -76,7 +76,7 @@ def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
     from shardlab.proof.prove import prove
     from shardlab.proof.tiny_runs import Written
 
-    pretrained.check_unquantized(folder)
+    pretrained.check_plain(folder)
     config, _ = _transformers.configuration(folder, {})
     written = Written([], {}, tiny_config.task_of(config))
     trained = _transformers.check(written.task, str(folder), {}).__name__

@@ -29,7 +29,7 @@ from shardlab.models.declared import layer_lists
 from shardlab.models.weights import FLOATS
 from shardlab.patches.torch_modules import around_forward
 from shardlab.patches.transformers_values import grouped_experts, no_packed_samples, unexpected_weights
-from shardlab.settings.pretrained import check_unquantized, read_keys
+from shardlab.settings.pretrained import check_plain, read_keys
 from shardlab.settings.types import CAUSAL, DECLARED
 
 standard_logging.getLogger("torch._subclasses.fake_tensor").setLevel(standard_logging.CRITICAL)  # it also raises them
@@ -67,15 +67,16 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
         )
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if pretrained:
-        check_unquantized(Path(folder))
+        check_plain(Path(folder))
     config, unknown = configuration(folder, args)
     if '"image_size"' not in config.to_json_string(use_diff=False):
         unknown.pop("image_size", None)  # of the data: convolutions take pictures of any size
     if unknown:
-        raise UserError(
-            f"{folder}: its config.json ({type(config).__name__}) has no key {min(unknown)}; "
-            "remove it from the workload's file, or use a model that has it."
-        )
+        key = min(unknown)
+        remedy = "remove it from the workload's file, or use a model that has it"
+        if key in EARLIER and hasattr(config, "rope_parameters"):
+            remedy = "set rope_parameters instead, with all of its keys"
+        raise UserError(f"{folder}: {type(config).__name__} takes no key {key} under `model:`; {remedy}.")
     config.use_cache = False
     quantized = hasattr(config, "quantization_config")  # which loading may remove
     auto = getattr(transformers, name)

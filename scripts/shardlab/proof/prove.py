@@ -103,11 +103,13 @@ def _plain(reason: str, strategy: str, folder: Path) -> str:
 
 def judge(run: Run, answers: list[Answer]) -> Proof:
     """Return the proof of a run from what its ranks answered."""
-    if failed := [answer.failure for answer in answers if answer.failure]:
-        # The first cause, not that a rank waited for another one in vain.
-        cause = next((text for text in failed if "onnection" not in text and "no answer" not in text), failed[0])
-        return Proof(run.strategy, "failed", cause)
-    if refusals := [answer.refusal for answer in answers if answer.refusal]:
+    failed = [answer.failure for answer in answers if answer.failure]
+    # Not that a rank waited in vain for another one, which failed or refused.
+    causes = [text for text in failed if "onnection" not in text and "no answer" not in text]
+    refusals = [answer.refusal for answer in answers if answer.refusal]
+    if causes or (failed and not refusals):
+        return Proof(run.strategy, "failed", (causes or failed)[0])
+    if refusals:
         return Proof(run.strategy, "refused", refusals[0])
     found = [each for answer in answers for each in answer.value.differences]
     held = max(answer.value.held for answer in answers)

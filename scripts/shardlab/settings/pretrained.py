@@ -70,12 +70,17 @@ DEQUANTIZED = ("mxfp4",)
 """Methods of quantization whose weights the library reads as bfloat16, unless it has kernels for them."""
 
 
-def check_unquantized(folder: Path) -> None:
-    """Check that the config.json of a transformers model names no quantization of its weights.
+def check_plain(folder: Path) -> None:
+    """Check that the weights of a transformers model's folder are neither quantized nor have an adapter beside them.
 
     Raises:
-        UserError: it does.
+        UserError: they are, or have.
     """
+    if (folder / "adapter_config.json").exists():
+        raise UserError(
+            f"{folder} has an adapter beside its model, which the library puts into it; remove adapter_config.json, or "
+            "name a folder that merge_and_unload().save_pretrained wrote."
+        )
     found = read_keys(folder).get("quantization_config")
     method = found.get("quant_method") if isinstance(found, dict) else found
     if found and method not in DEQUANTIZED:
@@ -133,7 +138,7 @@ def settings(model: Model, where: str) -> Model:
             f"{where}: model: {model.name} is not hf:owner/name, and a folder begins with / or a dot; use one of these."
         )
     if source["pretrained"] and (Path(str(folder)) / "config.json").exists():
-        check_unquantized(Path(str(folder)))
+        check_plain(Path(str(folder)))
     return model.model_copy(update={**source, "args": args})
 
 
