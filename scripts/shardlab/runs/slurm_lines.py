@@ -52,7 +52,8 @@ def text(config: Config, site: Site, of_sizes: list[tuple[int, int]]) -> str:
     Where no queue takes a size, the refusal stands in its place.
     """
     common = shlex.join(sbatch({"mpi": "srun", "tasks_per_node": 2}, *NAMES)).partition(" --ntasks")[0]
-    first = [f"# every job: {common} -D PROJECT", f"# {LIKE}"] if site.slurm else []
+    every = common.replace("--comment shardlab", "--comment rule_RULE_wildcards_STRATEGY_WORKLOAD")
+    first = [f"# every job: {every} -D PROJECT", f"# {LIKE}"] if site.slurm else []
     parts = ["\n".join([*first, started(resolve.ranks(config), site, Scope.ONE)[0]])]
     for nodes, per_node in of_sizes:
         found = _of_size(config.model_copy(update={"nodes": nodes, "ranks_per_node": per_node}), site, common)
