@@ -182,7 +182,7 @@ def test_files_that_were_changed_are_repaired_from_the_last_checkpoint(project, 
         report.model_copy(update={"initial_weights": "another"}).write(path)
     else:
         os.truncate(path, path.stat().st_size - 1)
-    assert next_action(RUN, project.output).startswith("resumable after step 4; attempt 1 ")
+    assert next_action(RUN, project.output).startswith("resumable from step 4; attempt 1 ")
     assert f" finished ({path} " in next_action(RUN, project.output)
     row = summary.collect([RUN], project.folder / "results", 0).iloc[0]
     assert row.status.startswith(f"damaged: {path}")

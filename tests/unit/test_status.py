@@ -41,11 +41,11 @@ def test_what_is_there_of_a_run(tiny_data, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert said() == "alive: process 1 on here trains it; the next call follows it or waits for it"
     (folder / "train.json").unlink()
-    assert said() == "resumable after step 4; never begun"
+    assert said() == "resumable from step 4; never begun"
     other = run.model_copy(update={"seed": 7})
     assert said(other) == "checkpoint with a different seed: change it back, or train with --config restart=true"
     (manifest.place(folder, 4) / "manifest.json").write_text("{}")
-    assert said().startswith("resumable after step 2; never begun (")
+    assert said().startswith("resumable from step 2; never begun (")
     assert "step-00000004/manifest.json" in said()
     shutil.rmtree(folder / "checkpoints")
     assert said() == NOT_BEGUN

@@ -19,7 +19,7 @@ from shardlab.cli import at_least, program
 from shardlab.data import store
 from shardlab.data.order import BatchOrder
 from shardlab.errors import UserError
-from shardlab.files import COMMAND, write_json
+from shardlab.files import COMMAND, read_json, write_json
 from shardlab.records import metrics
 from shardlab.records.script_lines import DUMPS, Line, Lines, has_dumps
 from shardlab.runs import script_place
@@ -56,6 +56,9 @@ def main(
                 f"{path} does not exist; make it with: snakemake --profile workflow/profiles/local -- "
                 f"results/single/{workload}.done"
             )
+    drawn = read_json(weights.with_suffix("") / "run.json", "settings", "draw them again")["recipe"]["dtype"]
+    if drawn != run.recipe.dtype:
+        raise UserError(f"{weights} is in {drawn}, and this call in {run.recipe.dtype}; add --config dtype={drawn}.")
     short = run.model_copy(update={"recipe": run.recipe.model_copy(update={"max_steps": steps})})
     with tempfile.TemporaryDirectory() as place:
         kept = True
@@ -94,17 +97,20 @@ def check(
     wrong = _sentence(lambda: found.extend(lines.new(ended=True))) or _sentence(lines.finish)
     yield f"{metrics.NAME} has a line for each of {len(usual)} steps", wrong
     tolerance = PRECISIONS[run.recipe.dtype].tolerance or 0.0
-    yield "its losses and gradient norms are single's", _differs(found, usual, tolerance)
+    yield (
+        f"its losses are single's to {tolerance:.0e}, its gradient norms to {NEAR:.0%}",
+        _differs(found, usual, tolerance),
+    )
     path = output / script_place.WEIGHTS
     yield (
-        f"{script_place.WEIGHTS} has the weights of --weights, trained",
+        f"{script_place.WEIGHTS} has the weights of --weights, changed as single's to {NEAR:.0%}",
         _sentence(lambda: script_report.check_weights(path, weights, str(script)))
         or _updated(*(load_file(each) for each in (weights, single / script_place.WEIGHTS, path))),
     )
     if has_dumps(output / DUMPS):
         yield f"its first steps are dumped into OUTPUT/{DUMPS} (a diagnosis may follow)", None
     else:
-        print(f"note: no dumps in OUTPUT/{DUMPS}: a run that is not equal then has no diagnosis (docs/your-own.md)")
+        print(f"note: no dumps in OUTPUT/{DUMPS}: a run that is not equal then has no diagnosis (docs/diagnose.md)")
 
 
 def _updated(initial: Weights, single: Weights, own: Weights) -> str | None:
@@ -148,10 +154,12 @@ def _differs(found: list[Line], usual: list[dict[str, float]], tolerance: float)
     for line, record in zip(found, usual, strict=False):
         off = abs(line.loss - record["loss"]) / abs(record["loss"])
         if not off <= tolerance:
+            said = f"the loss of step {line.step} is {line.loss:.8g}, and single's {record['loss']:.8g}"
+            if line.step:
+                return f"{said}; that of step 0 is equal: look at the gradients, the update and the order of samples"
             return (
-                f"the loss of step {line.step} is {line.loss:.8g}, and single's {record['loss']:.8g}. `loss` is the "
-                "mean over all targets of the step: on several ranks the sum of theirs, all-reduced, by that of "
-                "their targets; the order is that of docs/your-own.md"
+                f"{said}. `loss` is the mean over all targets of the step: on several ranks the sum of theirs, "
+                "all-reduced, by that of their targets; the order is that of docs/your-own.md"
             )
         if line.grad_norm is not None and not math.isclose(line.grad_norm, record["grad_norm"], rel_tol=NEAR):
             ratio = line.grad_norm / record["grad_norm"]

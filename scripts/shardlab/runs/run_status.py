@@ -100,7 +100,7 @@ def next_action(run: Run, folder: Path, queued: dict[str, str] | None = None) ->
             continue
         if key := difference(of_numbers(run.model_dump(mode="json")), of_numbers(found.settings)):
             return f"checkpoint with a different {key}: change it back, or train with --config restart=true{skipped}"
-        return f"resumable after step {found.step}; {_last(folder)}{skipped}"
+        return f"resumable from step {found.step}; {_last(folder)}{skipped}"
     if run.script and script_place.has_checkpoints(folder):
         story = attempts.read_story(folder)
         if story is None or story.numbers != identity_of(run, "").numbers:
