@@ -18,7 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from helpers.common import ROOT
 from shardlab.errors import UserError
-from shardlab.models._transformers import configuration
+from shardlab.models._transformers import WITHOUT_EFFECT, configuration
 from shardlab.proof import of_workload, proof_table, prove, step_on_ranks, tiny_config
 from shardlab.proof.step_on_ranks import GRADIENT, LOSS, NORM, UPDATED, Difference, RankStep
 from shardlab.proof.tiny_runs import LENGTH, Written, tiny_run
@@ -108,9 +108,7 @@ def test_lengths_are_those_that_the_model_reads():
     config.sliding_window = 32  # of which the library writes another number
     assert tiny_config.about(config) == ["of sequences that exceed: sliding_window 32"]
     config = transformers.LlamaConfig(sliding_window=16)
-    assert tiny_config.about(config, unread=["sliding_window"]) == [
-        "keys of config.json without effect: sliding_window"
-    ]
+    assert tiny_config.about(config, unread=["sliding_window"]) == [f"{WITHOUT_EFFECT}: sliding_window"]
 
 
 @pytest.mark.parametrize(("parts", "heads"), [(2, 2), (8, 2), (16, 1)])

@@ -87,7 +87,7 @@ def _of_library(run: Run, model: Any) -> list[str]:
     from shardlab.models import _transformers
 
     keys = _transformers.unread(run.task, run.model.folder, run.model.args)
-    notes = [f"keys of config.json without effect: {', '.join(keys)}."] if keys else []
+    notes = [f"{_transformers.WITHOUT_EFFECT}: {', '.join(keys)}."] if keys else []
     if getattr(model.config, "own_head", False) and not run.model.pretrained:
         notes.append(
             "the output layer has weights of its own, as in published files with tie_word_embeddings false; the "

@@ -321,6 +321,10 @@ IN_POSITIONS = 0.85
 """The same for keys of rotary positions, of which the library has a list."""
 
 
+WITHOUT_EFFECT = "keys of config.json without effect (of texts and switches only those that the class does not know)"
+"""What ``unread`` returns, in words."""
+
+
 def unread(task: str, folder: str, args: Mapping[str, Any]) -> list[str]:
     """Return the keys of a folder's config.json, with ``args`` over them, that have no effect on a training.
 

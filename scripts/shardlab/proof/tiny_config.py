@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from shardlab.errors import UserError
 from shardlab.models._library_chain import example, on_fake_tensors
-from shardlab.models._transformers import CLASSES, EXPERTS_PER_TOKEN
+from shardlab.models._transformers import CLASSES, EXPERTS_PER_TOKEN, WITHOUT_EFFECT
 from shardlab.proof.step_on_ranks import NOISE
 from shardlab.proof.tiny_runs import LENGTH, LOWEST, PICTURE, VOCABULARY
 
@@ -53,6 +53,7 @@ MAXIMUM = re.compile(
 ORIGINAL = "original_max_position_embeddings"
 LENGTHS: list[tuple[str, int]] = [
     (ORIGINAL, CROSSED),
+    (r"attention_window", 4),  # LED takes even ones
     (r"(\w+_)?window(_size|_len)?|\w*attention_chunk_size|local_attention", 5),
     (r"floor_scale|\w+_floor|rel_extent|mem_len", 6),
     (r"\w*budget", LENGTH // 2),
@@ -183,7 +184,7 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
         and not any(each.fullmatch(key) for each in known)
     ]
     sentences = {
-        "keys of config.json without effect": unread,
+        WITHOUT_EFFECT: unread,
         "of sequences that exceed": [name for name in exceeded if name not in idle],
         "lengths without effect on the tiny model": idle,
         "not exercised, as no rule knows whether it is a length": unknown,
