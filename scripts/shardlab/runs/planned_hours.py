@@ -46,7 +46,7 @@ def sentence(
         amount = f"{charged:,.1f} {site.unit}"
         if gpus and (gpus, "GPU-hours") != (charged, site.unit):
             amount = f"{gpus:,.1f} GPU-hours, charged as {amount}"
-        again = f"; each retry and requeue adds its own, {tries} tries of each {tries * charged:,.1f}" * (tries > 1)
+        again = f"; {tries * charged:,.1f} if every job is tried {tries} times" * (tries > 1)
         limits = f"the time limits of {_counted(len(listed), 'job')}"
         parts.append(f"{what} request at most {amount}: {limits}{again}")
     if there:
@@ -54,7 +54,7 @@ def sentence(
         but = f", without {_counted(unplanned, 'training')} of unknown length" if unplanned else ""
         parts.append(f"planned for {_counted(len(there), 'training')}: {sum(there):,.3g} device-hours{but}")
     elif listed and known:
-        parts.append("no times are planned")
+        parts.append("how long trainings take is unknown (docs/plans.md)")
     return "; ".join(parts) + "." if parts else ""
 
 
