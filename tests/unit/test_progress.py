@@ -53,6 +53,12 @@ def test_all_that_preflight_finds_is_shown(tmp_path):
     assert said == f"wrong: sbatch was not found\nwrong: no container\npreflight_login failed; see {log}"
 
 
+def test_what_slurm_says_of_a_job_that_it_refuses_is_shown():
+    refusal = "SLURM sbatch failed. The error message was 'Invalid account'.\n    sbatch call:\n  sbatch -p x"
+    said = failed(event("job_error", rule_name="train", rule_msg=refusal))
+    assert said == "train failed. SLURM sbatch failed. The error message was 'Invalid account'."
+
+
 def test_a_finished_run_says_how_far_it_is_from_one_device_once_that_is_known(tmp_path):
     write_json(tmp_path / "ddp/mlp/test.json", {"loss": 2.0002})
     write_json(tmp_path / "ddp/mlp/train.json", {"wall_seconds": 1.5})

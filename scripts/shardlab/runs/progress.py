@@ -140,11 +140,14 @@ def failed(record: logging.LogRecord) -> str:
     """Summarize a failed job in one sentence, from its log, with the path of the rest."""
     logs = [Path(str(path)) for path in getattr(record, "log", []) or []]
     named = RUN.match(str(next(iter(getattr(record, "output", []) or []), "")))
+    # What the executor says, such as sbatch's refusal, without the script that was submitted.
+    words = str(getattr(record, "rule_msg", None) or "").partition("sbatch call:")[0].split()
+    of_executor = f" {' '.join(words)}" if words else ""
     what = f"{getattr(record, 'rule_name', 'job')}" + (f" of {named[1]} x {named[2]}" if named else "")
     for path in filter(Path.is_file, logs):
         text = path.read_text(encoding="utf-8", errors="replace")
         if problems := OF_PREFLIGHT.findall(text):
             return "\n".join([*dict.fromkeys(problems), f"{what} failed; see {path}"])
         if errors := IN_LOG.findall(text):
-            return f"{what}: {errors[-1]} ({path})"
-    return f"{what} failed" + (f"; see {logs[0]}" if logs else "")
+            return f"{what}: {errors[-1]} ({path}){of_executor}"
+    return f"{what} failed" + (f"; see {logs[0]}." if logs else ".") + of_executor
