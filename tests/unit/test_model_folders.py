@@ -93,6 +93,10 @@ def test_what_is_quantized_or_an_adapter_is_said_before_a_job_and_by_check_model
     adapter.unlink()
     config.write_text(json.dumps(LLAMA | {"quantization_config": {"quant_method": "fp8"}}))
     refused("has quantization_config (fp8), and no")
+    config.write_text(json.dumps(LLAMA))
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        (tmp_path / name).touch()
+    refused("has weights twice")
     new = settings_of(model.model_copy(update={"args": {"pretrained": False}}), "own.yaml")
     assert new.folder == str(tmp_path)
 

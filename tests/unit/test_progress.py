@@ -53,6 +53,12 @@ def test_all_that_preflight_finds_is_shown(tmp_path):
     assert said == f"wrong: sbatch was not found\nwrong: no container\npreflight_login failed; see {log}"
 
 
+def test_the_reason_is_shown_and_not_that_there_is_one(tmp_path):
+    log = tmp_path / "init.log"
+    log.write_text("error: x lacks lm_head.\nerror: init of x ended with status 1; see the error above.\n")
+    assert failed(event("job_error", rule_name="init", log=[str(log)])) == f"init: error: x lacks lm_head. ({log})"
+
+
 def test_what_slurm_says_of_a_job_that_it_refuses_is_shown():
     refusal = "SLURM sbatch failed. The error message was 'Invalid account'.\n    sbatch call:\n  sbatch -p x"
     said = failed(event("job_error", rule_name="train", rule_msg=refusal))

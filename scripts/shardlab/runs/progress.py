@@ -149,5 +149,7 @@ def failed(record: logging.LogRecord) -> str:
         if problems := OF_PREFLIGHT.findall(text):
             return "\n".join([*dict.fromkeys(problems), f"{what} failed; see {path}"])
         if errors := IN_LOG.findall(text):
-            return f"{what}: {errors[-1]} ({path}){of_executor}"
+            # The launcher's own line, the last one, only points to the error of the program that it started.
+            reasons = [each for each in errors if not each.endswith("see the error above.")] or errors
+            return f"{what}: {reasons[-1]} ({path}){of_executor}"
     return f"{what} failed" + (f"; see {logs[0]}." if logs else ".") + of_executor

@@ -71,15 +71,20 @@ DEQUANTIZED = ("mxfp4",)
 
 
 def check_plain(folder: Path) -> None:
-    """Check that the weights of a transformers model's folder are neither quantized nor have an adapter beside them.
+    """Check that a transformers model's folder has one set of weights, not quantized, and no adapter beside them.
 
     Raises:
-        UserError: they are, or have.
+        UserError: it has not.
     """
     if (folder / "adapter_config.json").exists():
         raise UserError(
             f"{folder} has an adapter beside its model, which the library puts into it; remove adapter_config.json, or "
             "name a folder that merge_and_unload().save_pretrained wrote."
+        )
+    if (folder / "model.safetensors").exists() and (folder / "model.safetensors.index.json").exists():
+        raise UserError(
+            f"{folder} has weights twice, in model.safetensors and in the files of model.safetensors.index.json, of "
+            "which the library reads the first alone; remove one of the two."
         )
     found = read_keys(folder).get("quantization_config")
     method = found.get("quant_method") if isinstance(found, dict) else found
