@@ -59,10 +59,12 @@ onstart:
     call_start.start_forkserver(workflow.executor_plugin.name, SITE, Path.cwd())
 
 
-# The table and the verdict. Snakemake's timestamp files would be published with the exported models; without one it uses the folder's time.
+# Prints the table and the verdict. Snakemake's timestamp files would be published with the exported models; without
+# one it uses the folder's time.
 onsuccess:
     if any(job.rule.name == "summarize" for job in workflow.dag.jobs):
-        print("\n" + Path("results/logs/summarize.log").read_text(encoding="utf-8").strip())
+        said = Path("results/logs/summarize.log").read_text(encoding="utf-8")
+        print("", said.strip(), sep="\n")
     for mark in Path("results/export").glob("*/*/.snakemake_timestamp"):
         mark.unlink()
 
