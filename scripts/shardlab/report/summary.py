@@ -265,8 +265,7 @@ def farthest_weight(
         return {}
     tolerances = {name: verdict.MULTIPLE * max(tolerance or 0.0, apart) for name, apart in twins.items()}
     tolerances |= dict.fromkeys(exact, 0.0)
-    far = {name: difference for name, difference in differences.items() if difference > tolerances.get(name, math.inf)}
-    compared = [name for name in differences if name in far or tolerances.get(name, 0.0) < 1.0]
+    compared = [name for name, apart in differences.items() if tolerances.get(name, 0.0) < max(1.0, apart)]
 
     def part(name: str) -> tuple[float, float]:
         difference, most = differences[name], tolerances.get(name)
