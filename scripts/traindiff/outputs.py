@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from traindiff.capture_files import RankStep
-from traindiff.fit import PART, ROUNDING, Fit, number, ranges
+from traindiff.fit import PART, ROUNDING, Fit, least_squares, number, ranges
 from traindiff.formulas import Formula
 from traindiff.pair import LIMITS, MULTIPLE, Pair, Row, Stage, Where
 
@@ -308,9 +308,9 @@ def explain(pair: Pair, stage: Stage) -> list[Formula]:
 def _solve(pair: Pair, off: Tensor, terms: list[Tensor], expected: Tensor) -> Fit | None:
     """Return the fit of a difference by a sum of terms, if it holds (see fit.py)."""
     matrix = torch.stack([term.flatten() for term in terms], 1)
-    if off.numel() <= len(terms) or not bool((matrix.norm(dim=0) > 0).all()):
+    solved = least_squares(matrix, off.flatten()) if off.numel() > len(terms) else None
+    if solved is None:
         return None
-    solved = torch.linalg.lstsq(matrix, off.flatten()[:, None], driver="gelsd").solution[:, 0]
     left, whole = float((off.flatten() - matrix @ solved).norm()), float(off.norm())
     rounding = pair.limit(ROUNDING) * float(expected.norm())
     return (
