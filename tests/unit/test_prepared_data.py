@@ -12,7 +12,6 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
-from PIL import Image
 from tokenizers import Tokenizer
 
 from helpers.common import ROOT, tiny_run
@@ -93,23 +92,6 @@ def test_the_parts_of_an_encoder_leave_no_trace(tmp_path, monkeypatch, workload)
     in_parts = prepared("parts")
     assert in_parts["fingerprint"] == whole["fingerprint"]
     assert in_parts["counts"] == whole["counts"]
-
-
-def test_color_pictures_are_stored_as_they_are_seen(tmp_path):
-    """By a reader of pictures and by one of arrays; the expected values are from Pillow and NumPy alone."""
-    values = np.random.default_rng(0).integers(0, 256, (7, 8, 8, 3), dtype=np.uint8)
-    pictures = [Image.fromarray(picture) for picture in values]
-    for name, images in {
-        "pictures": pictures,
-        "arrays": [np.asarray(each).transpose(2, 0, 1) for each in pictures],
-    }.items():
-        data = data_set("classification", channels=3, image_size=8, classes=7)
-        splits = {split: list(zip(images, range(7), strict=True)) for split in SPLITS}
-        store.write(tmp_path / name, data, *encode(data, splits))
-        stored = safetensors.numpy.load_file(tmp_path / name / "test.safetensors")["images"]
-        for channel in range(3):
-            seen = [np.asarray(picture.getchannel(channel)) for picture in pictures]
-            assert (stored[:, channel] == seen).all(), name
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from shardlab.report import summary_markdown, sweep_table
 from shardlab.report.charts import ANCHORS, CHARTS, PAGES, PER_STRATEGY, PER_WORKLOAD, Drawn, strategies
-from shardlab.report.run_data import RunData, Shown
+from shardlab.report.run_data import RunData
 from shardlab.report.technique_picture import picture
 from shardlab.report.verdict import EQUAL, REPORTED, ROUNDING, SUSPICIOUS, UNEQUAL, flips, pages, verdict
 from shardlab.settings.config import Config
@@ -70,7 +70,6 @@ def html(
         vega=_raw(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")),
         specs=_json({key: specification for key, (_, specification) in drawn.items()}),
         anchors=_json(ANCHORS),
-        details=_json({run.name: _details(run) for run in run_data.runs}),
     )
 
 
@@ -103,11 +102,6 @@ def _raw(text: str) -> Markup:
 def _json(value: Any) -> Markup:
     """Dump a value as JSON for a script element: < is escaped."""
     return Markup(json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
-
-
-def _details(run: Shown) -> dict[str, Any]:
-    """Return everything known about a run: both reports."""
-    return run.train.model_dump() | {"test": run.test.model_dump() if run.test else None}
 
 
 def _matrix(

@@ -88,21 +88,6 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }));
 }
 
-// The details of a run are added when opened, so that a thousand runs cost nothing before.
-const list = document.getElementById("run-list");
-for (const [name, report] of Object.entries(parsed("details"))) {
-  const entry = document.createElement("details");
-  entry.innerHTML = "<summary></summary>";
-  entry.firstChild.textContent = name;
-  entry.addEventListener("toggle", () => {
-    if (entry.childElementCount > 1) return;
-    const text = document.createElement("pre");
-    text.textContent = JSON.stringify(report, null, 2);
-    entry.append(text);
-  });
-  list.append(entry);
-}
-
 // A link to a strategy or a note opens what it is in.
 const open = () => {
   const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
