@@ -51,6 +51,8 @@ MAXIMUM = re.compile(
 )
 """Keys with the number of positions of a model: of its table, or beyond which rotary positions are scaled."""
 ORIGINAL = "original_max_position_embeddings"
+DYNAMIC = "'rope_type': 'dynamic'"
+"""In a configuration's values: frequencies change beyond the number of positions of ``MAXIMUM``."""
 LENGTHS: list[tuple[str, int]] = [
     (ORIGINAL, CROSSED),
     (r"attention_window", 4),  # LED takes even ones
@@ -165,7 +167,7 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
     values_of = _values(config)
     values = dict.fromkeys(_numbers(values_of, without_effect))
     lengths = [pattern for pattern, _ in LENGTHS if "budget" not in pattern and "blocks" not in pattern]
-    lengths += [MAXIMUM.pattern] * ("'rope_type': 'dynamic'" in str(values_of))  # which begins beyond it
+    lengths += [MAXIMUM.pattern] * (DYNAMIC in str(values_of))
     exceeded = [
         f"{key} {value}"
         for key, value in values
@@ -371,7 +373,8 @@ class _Rules:
     def size(self, key: str, value: Any, values: dict[str, Any]) -> Any:
         """Return the tiny value of a number, or of None where sizes are filled in."""
         if MAXIMUM.fullmatch(key):
-            scaled = ORIGINAL in values or any(ORIGINAL in str(each) for each in values.values())
+            dynamic = DYNAMIC in str(values)  # which reads no original length
+            scaled = not dynamic and (ORIGINAL in values or any(ORIGINAL in str(each) for each in values.values()))
             return POSITIONS if scaled or self.never_exceeded(value) else self.positions
         length = next((small for pattern, small in LENGTHS if re.fullmatch(pattern, key)), None)
         if length and "patch_size" in values:
