@@ -271,6 +271,10 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
         # T5's class takes the key for a scale alone; the library ties the embeddings, and the head unless it is loaded.
         config.tie_word_embeddings = True
         config.own_head = _has_head(Path(folder))
+    if changed := next((key for key in POSITIONS if key in args), None):
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope and not any(isinstance(value, dict) for value in rope.values()) and rope.get("rope_theta") is None:
+            raise UserError(f"{folder}: {changed} under `model:` takes the place of all its keys; add rope_theta.")
     layers, before = (getattr(each, "num_hidden_layers", 1) for each in (config, unchanged))
     if isinstance(layers, int) and layers < 1:
         raise UserError(f"{folder}/config.json: num_hidden_layers is {layers}; a model has at least one layer.")
