@@ -121,6 +121,8 @@ EITHER = re.compile(r"\w*(block|window|chunk|kernel|buffer|cache|segment|patch|s
 """Keys that end like those, and may count tokens."""
 INDICES_OF_LAYERS = re.compile(r"\w*(layer|attn|attention)\w*(indices|idxs|ids)|global_attn_layers|\w*_layers")
 """Keys with a list of layers' numbers."""
+OF_BACKBONE = ("out_features", "out_indices")
+"""Keys with names and numbers of stages, of which a tiny model may have fewer: no task here reads them."""
 RATES = re.compile(r"\w*(drop|jitter)\w*")
 """Keys with a probability, or a size of noise: none in a proof."""
 RATE = {False: 0.5, True: 0.99}
@@ -309,7 +311,7 @@ class _Rules:
     def shrunk(self, values: dict[str, Any], outer: list[int] | None) -> dict[str, Any]:
         """Return a configuration, or a part of it in a model whose kept layers are those of ``outer``."""
         kept = _layers_kept(values, _number_of_layers(values)) or outer or []
-        return {key: self.value(key, value, values, kept) for key, value in values.items()}
+        return {key: self.value(key, value, values, kept) for key, value in values.items() if key not in OF_BACKBONE}
 
     def value(self, key: str, value: Any, values: dict[str, Any], kept: list[int]) -> Any:
         if isinstance(value, dict):
