@@ -41,7 +41,7 @@ def hub(monkeypatch, tmp_path):
 
 @pytest.fixture
 def raw(tmp_path):
-    return tmp_path / "raw [a]*"
+    return tmp_path / "raw $HOME [a]*"
 
 
 def source(**settings):

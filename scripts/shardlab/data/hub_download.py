@@ -61,10 +61,11 @@ def download(data: DataSet, raw: Path) -> dict[str, Any]:
             builder = _builder(data, commit)
             splits = _files(data, builder, commit)
             wanted = [name for names in splits.values() for name in names]
-            cache = (raw / CACHE).resolve()
-            folder, files = _snapshot("dataset", hub.repo, commit, wanted, cache_dir=cache)
-        with tempfile.TemporaryDirectory(dir=cache) as work:
-            tables = _tables(data, builder, folder, splits, Path(work))
+            folder, files = _snapshot("dataset", hub.repo, commit, wanted, cache_dir=raw / CACHE)
+        whole = (raw / CACHE).resolve()
+        with tempfile.TemporaryDirectory(dir=whole) as place, _plain(whole) as cache:
+            here, work = (cache / path.relative_to(whole) for path in (folder.resolve(), Path(place)))
+            tables = _tables(data, builder, here, splits, work)
             parts = _parts(data, {split: len(table) for split, table in tables.items()})
             _remove_others(raw)
             for split, table in tables.items():
@@ -224,6 +225,15 @@ def _files(data: DataSet, builder: Any, commit: str) -> dict[str, list[str]]:
     if features := builder.info.features:
         _named(Dataset.from_dict({name: [] for name in features}, features), hub.columns, place)
     return splits
+
+
+@contextmanager
+def _plain(folder: Path) -> Iterator[Path]:
+    """Give a folder an address in which datasets, which expands $HOME in any path, finds no variable."""
+    with tempfile.TemporaryDirectory() as place:
+        link = Path(place) / "cache"
+        link.symlink_to(folder)
+        yield link
 
 
 def _tables(data: DataSet, builder: Any, folder: Path, splits: dict[str, list[str]], place: Path) -> dict[str, Any]:
