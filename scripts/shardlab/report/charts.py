@@ -29,8 +29,8 @@ MANY = 60
 """From this many strategies on bars are thinner."""
 LAYERS, LAYERS_WIDTH = 4, 560
 """Maximum number of layers whose experts are shown, evenly spaced; width of all of them together, in pixels."""
-LEGEND = alt.Legend(title=None, orient="bottom", columns=4, symbolLimit=0)
-LONG = alt.Legend(title=None, orient="bottom", columns=2, symbolLimit=0)
+LEGEND = alt.Legend(title=None, orient="bottom", columns=alt.expr("max(2, floor(width / 110))"), symbolLimit=0)
+LONG = alt.Legend(title=None, orient="bottom", columns=alt.expr("max(1, floor(width / 200))"), symbolLimit=0)
 """For names of two or three words."""
 KINDS = list(get_args(Kind))
 COLORS = ["#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#f0e442", "#cc79a7"]

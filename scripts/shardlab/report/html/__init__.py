@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from shardlab.report import summary_markdown, sweep_table
 from shardlab.report.charts import ANCHORS, CHARTS, PAGES, PER_STRATEGY, PER_WORKLOAD, Drawn, strategies
+from shardlab.report.recommendation import advice
 from shardlab.report.run_data import RunData
 from shardlab.report.technique_picture import picture
 from shardlab.report.verdict import EQUAL, REPORTED, ROUNDING, SUSPICIOUS, UNEQUAL, flips, pages, verdict
@@ -143,13 +144,14 @@ def _workload(run_data: RunData, name: str, drawn: Drawn) -> dict[str, Any]:
     figures = summary_markdown.figures(run_data.table)
     return {
         "name": name,
+        "advice": advice(run_data.table, on_cpus=any("cpu" in run.train.devices for run in run_data.runs)),
         "charts": _charts(PER_WORKLOAD, drawn, f".{name}"),
         "columns": list(figures.columns),
         "rows": figures.to_numpy().tolist(),
     }
 
 
-def _charts(names: Iterable[str], drawn: Drawn, scope: str) -> list[dict[str, str]]:
+def _charts(names: Iterable[str], drawn: Drawn, scope: str = "") -> list[dict[str, str]]:
     """Those of these charts that were drawn for a workload or strategy."""
     keys = {f"{name}{scope}": CHARTS[name] for name in names if f"{name}{scope}" in drawn}
     return [{"id": key, "title": chart.title, "caption": chart.caption} for key, chart in keys.items()]
