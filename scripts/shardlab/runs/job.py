@@ -109,7 +109,7 @@ def train(
 
     Raises:
         Stopped: it received a stop signal.
-        UserError: it failed, further attempts are pointless, or there is no space for the run's files.
+        UserError: it failed, or further attempts are pointless.
     """
     name = f"{run.strategy} x {run.workload}"
     finished = story.finished()
@@ -120,7 +120,6 @@ def train(
         print(f"{name} is already finished; nothing is trained again.", flush=True)
         return story.note_done(done)
     story.stop_if_no_progress()
-    story.check_room()
     restart = restart or story.begins_afresh(finished)
     if run.script and not restart:
         story.check_script_checkpoints()
