@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Annotated
 
 from shardlab.cli import program
-from shardlab.errors import UserError, remedy
-from shardlab.files import ROOT, read_json, sha256, write_json
+from shardlab.errors import UserError
+from shardlab.files import ROOT, sha256, write_json
 from shardlab.runs import debian
 from shardlab.runs.container import require
 from shardlab.runs.images import ImageReport
@@ -106,7 +106,7 @@ def build_arguments(settings: Container, definition: Path, lock: Path, wheels: P
     """Return the values of the placeholders in the definition file.
 
     Raises:
-        UserError: the wheels were collected for another Python than the base has, or were changed.
+        UserError: the wheels were collected for another Python than the base has.
     """
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     if settings.base == "debootstrap" and python != "3.11":
@@ -114,7 +114,6 @@ def build_arguments(settings: Container, definition: Path, lock: Path, wheels: P
             f"base debootstrap is Debian 12 with Python 3.11, but the wheels are those of Python {python}; run "
             "Snakemake with Python 3.11, or set container.base to docker."
         )
-    check_wheels(wheels, settings.base)
     mirror = settings.mirror or (debian.mirror() if settings.base == "debootstrap" else "none")
     versions = dict(re.findall(r"^(deepspeed)==(\S+)", lock.read_text(encoding="utf-8"), flags=re.MULTILINE))
     describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
@@ -137,26 +136,6 @@ def build_arguments(settings: Container, definition: Path, lock: Path, wheels: P
         "definition_sha256": sha256(definition),
         "install_sha256": sha256(definition.with_name("install.sh")),
     } | versions
-
-
-def check_wheels(folder: Path, base: str) -> None:
-    """Compare the wheels with the list of collected ones.
-
-    Raises:
-        UserError: one is missing or was changed, or PyTorch's own is among those for base rocm.
-    """
-    wheels = read_json(folder / "wheels.json", "list of the wheels", "collect them again")
-    if base == "rocm" and any(name.startswith("torch-") for name in wheels):
-        raise UserError(
-            f"{folder} has a wheel of PyTorch, which is built for CUDA and was collected for another base than rocm; "
-            f"{remedy('collect again', folder / 'wheels.json', '-f')}."
-        )
-    for name, digest in wheels.items():
-        if not (folder / name).is_file() or sha256(folder / name) != digest:
-            raise UserError(
-                f"{folder / name} is not the wheel that was collected (its SHA-256 differs); "
-                f"{remedy('collect them again', folder / 'wheels.json', '-f')}."
-            )
 
 
 def labels(command: str, image: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from shardlab.cli import program
 from shardlab.errors import UserError
-from shardlab.files import sha256, write_json
+from shardlab.files import write_json
 from shardlab.settings.sites import Container
 
 IN_ROCM_IMAGE = ("torch", "triton")
@@ -32,7 +32,7 @@ def main(
     if subprocess.run(command(base, lock, lines, new)).returncode:
         shutil.rmtree(new, ignore_errors=True)
         raise UserError(f"pip could not collect the packages of {lock}; see the error above.")
-    write_json(new / output.name, {path.name: sha256(path) for path in sorted(new.glob("*.whl"))})
+    write_json(new / output.name, sorted(path.name for path in new.glob("*.whl")))
     shutil.rmtree(folder, ignore_errors=True)
     new.rename(folder)
 
