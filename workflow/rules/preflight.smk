@@ -35,18 +35,11 @@ rule preflight_login:
         environment("workflow")
     params:
         config=CONFIG_JSON,
-        jobs=[
-            f"--jobs={number}"
-            for number in [
-                REQUESTS.limits(workflow.resource_settings.nodes).get("_nodes")
-            ]
-            if number
-        ],
     message:
         "Looking at the login node"
     shell:
         f"{SHARDLAB} preflight"
-        " login --config {params.config:q} --settings {input:q} {params.jobs:q} --output {output:q} > {log:q} 2>&1"
+        " login --config {params.config:q} --settings {input:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule preflight_nodes:

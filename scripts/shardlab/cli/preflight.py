@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shardlab.cli import at_least
 from shardlab.errors import UserError
 from shardlab.files import ROOT, flock, read_json, write_json
 from shardlab.runs import (
@@ -29,7 +28,6 @@ from shardlab.runs import (
     nccl_network,
     project_folder,
     slurm,
-    slurm_accounts,
     slurm_limits,
     slurm_lines,
     slurm_trial,
@@ -60,7 +58,6 @@ def main() -> int:
     )
     parser.add_argument("--settings", type=Path, help="site.json: the ranks to check")
     load.add_config_argument(parser)
-    parser.add_argument("--jobs", type=at_least(1), help="login: jobs that the call submits at a time")
     parser.add_argument("--output", type=Path, help="report to write")
     parser.add_argument("--reports", type=Path, nargs="*", default=[], help="show: reports to print")
     args = parser.parse_args()
@@ -79,7 +76,7 @@ def main() -> int:
         return 0
     if args.what == "ranks":
         return ranks(run, args.output)
-    findings = login(run, args.config, args.jobs) if args.what == "login" else nodes(run)
+    findings = login(run, args.config) if args.what == "login" else nodes(run)
     return report(findings, args.output) if findings else 0
 
 
@@ -93,11 +90,8 @@ def report(found: Findings, output: Path) -> int:
     return 0
 
 
-def login(run: Ranks, config: Config, jobs: int | None) -> Findings:
-    """Check the machine that Snakemake runs on, and what Slurm would do with the jobs of a call.
-
-    ``jobs``: that Snakemake submits at a time.
-    """
+def login(run: Ranks, config: Config) -> Findings:
+    """Check the machine that Snakemake runs on, and what Slurm would do with the jobs of a call."""
     said, wrong = project_folder.look(ROOT, SPACE)
     problems = [*storage(ROOT / "results"), *wrong]
     for program in launchers.for_site(run.site).programs:
@@ -105,7 +99,7 @@ def login(run: Ranks, config: Config, jobs: int | None) -> Findings:
             problems.append(f"{program} was not found on {socket.gethostname()}; load its module, then try again")
     if run.site.container and (reason := container.missing(run.site.container)):
         problems.append(reason)
-    about_slurm, wrong = queues(run, config, jobs)
+    about_slurm, wrong = queues(run, config)
     problems += wrong
     return {
         "where": "login node",
@@ -116,24 +110,21 @@ def login(run: Ranks, config: Config, jobs: int | None) -> Findings:
     }
 
 
-def queues(run: Ranks, config: Config, jobs: int | None) -> tuple[list[str], list[str]]:
+def queues(run: Ranks, config: Config) -> tuple[list[str], list[str]]:
     """Return (what Slurm does with the jobs of a call, what it would refuse), as sentences; empty without Slurm."""
     site = load.site(config)
     if site.slurm is None:
         return [], []
     size = run.nodes, run.devices_per_node
-    planned, _ = resolve.matrix(config)
-    checks = Request("preflight", slurm.resources(site, "preflight", *size, 10), "preflight")
+    checks = Request("preflight", slurm.resources(site, "preflight", *size, 10))
     full = Request("a training", slurm.resources(site, "train", *size))
     said = [
         f"driver: this call runs in Slurm job {job} and ends with it; its jobs go on, and the same command follows them"
         for job in filter(None, [os.environ.get(slurm.DRIVER)])
     ]
-    (checks, full, *others), tried = slurm_trial.trial([checks, full, *jobs_of(planned, site)])
-    requests = [checks, full, *others]
-    asked = slurm_accounts.check(site.slurm, requests, slurm_limits.partition_qos(), jobs)
-    limits, wrong = slurm_limits.policy(site, *size, full.partition)
-    return said + asked.said + tried.said + limits, asked.wrong + tried.wrong + wrong
+    tried = slurm_trial.trial([checks, full, *jobs_of(resolve.matrix(config)[0], site)])
+    limits, wrong = slurm_limits.policy(site, *size, tried.placed.get(full.queue))
+    return said + tried.said + limits, tried.wrong + wrong
 
 
 def nodes(run: Ranks) -> Findings | None:
@@ -172,8 +163,6 @@ def one_node(run: Ranks) -> Findings:
     problems = [
         f"{name}: {problem}" for problem in storage(ROOT / "results") + storage(Path(tempfile.gettempdir()), 2**26)
     ]
-    said, wrong = unpacking(container.unpacked())
-    problems += [f"{name}: {problem}" for problem in wrong]
     versions: dict[str, str] = {}
     for package in PACKAGES:
         try:
@@ -188,7 +177,6 @@ def one_node(run: Ranks) -> Findings:
         problems += [f"{name}: {problem}" for problem in wrong]
     return {
         "host": name,
-        "said": said,
         "python": platform.python_version(),
         "versions": versions,
         "gpus": gpu_names,
@@ -197,20 +185,6 @@ def one_node(run: Ranks) -> Findings:
         "cores": len(os.sched_getaffinity(0)),
         "problems": problems,
     }
-
-
-def unpacking(image: Path | None) -> tuple[list[str], list[str]]:
-    """Return what it means that each job unpacks the image into a folder (None: it does not), and what is wrong."""
-    if image is None or not image.exists():
-        return [], []
-    place, size = image.parents[1], sum(path.lstat().st_size for path in image.rglob("*"))
-    free = shutil.disk_usage(place).free
-    sentence = (
-        f"each job unpacks the image into {place} ({size / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are free), because "
-        "squashfuse is missing or may not mount"
-    )
-    remedy = "install squashfuse, or set APPTAINER_TMPDIR (SINGULARITY_TMPDIR) to a larger disk of the node"
-    return ([], [f"{sentence}; {remedy}"]) if free < size else ([sentence], [])
 
 
 def visible(needed: int) -> tuple[list[str], list[str]]:
@@ -314,7 +288,6 @@ def show(run: Ranks, reports: list[Findings]) -> None:
                 f"(Slurm gave {node['slurm_gpus'] or 0}{driver})"
             )
             print("  " + ", ".join(f"{name} {version}" for name, version in node["versions"].items()))
-            print("".join(f"  {sentence}\n" for sentence in node["said"]), end="")
         if report["where"] == "ranks":
             print(f"ranks on {', '.join(report['hosts'])}: all collectives are correct")
             print(

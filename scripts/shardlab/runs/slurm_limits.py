@@ -13,13 +13,6 @@ NO_WORD = (
 ENDS = "ends, and Snakemake submits it again (preemptible-retries)"
 
 
-def partition_qos() -> dict[str, str]:
-    """Return the QOS of each partition that has one; empty if Slurm does not answer."""
-    shown = answer_or_none(["scontrol", "--oneliner", "show", "partition"]) if shutil.which("scontrol") else None
-    found = re.findall(r"^PartitionName=(\S+).*? QoS=(\S+)", shown or "", re.MULTILINE)
-    return {name: qos for name, qos in found if qos != "N/A"}
-
-
 def policy(site: Site, nodes: int, gpus_per_node: int, placed: str | None = None) -> tuple[list[str], list[str]]:
     """Return (effects of the site's limits on a training of this size, problems in the site's file), as sentences.
 
