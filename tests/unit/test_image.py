@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.common import ROOT
-from shardlab.cli import image, wheelhouse
+from shardlab.cli import image
 from shardlab.errors import UserError
 from shardlab.files import lock, sha256, write_json
 from shardlab.runs import job
@@ -52,7 +52,7 @@ def made(tmp_path, monkeypatch):
     """Function that makes an image with these settings; returns its report, which is in the test's folder."""
 
     def make(**container):
-        words = {"container": Container(**container).model_dump_json(), "wheelhouse": tmp_path / "wheels"}
+        words = {"container": Container(**container).model_dump_json(), "wheels": tmp_path / "wheels"}
         words["output"] = tmp_path / "train.json"
         monkeypatch.setattr(sys, "argv", ["shardlab image", *(f"--{key}={value}" for key, value in words.items())])
         image.main()
@@ -112,7 +112,7 @@ def test_a_package_that_does_not_exist_leaves_the_old_wheels(tmp_path, monkeypat
     words = [f"--lock={tmp_path}/lock.txt", f"--output={house}/wheels.json"]
     monkeypatch.setattr(sys, "argv", ["shardlab wheelhouse", *words])
     with pytest.raises(UserError, match="pip could not collect the packages of"):
-        wheelhouse.main()
+        image.wheelhouse()
     assert [path.name for path in tmp_path.glob("*wheelhouse*")] == ["wheelhouse"]
     assert "old.whl" in (house / "wheels.json").read_text()
 
@@ -188,7 +188,7 @@ def test_the_definition_uses_every_argument_and_no_other(tmp_path):
 def test_wheels_for_rocm_are_those_of_the_lock_file_without_pytorch_and_nvidia(tmp_path):
     lines = [line for line in LOCK.read_text().splitlines() if "==" in line]
     lines += ["triton==3.7.0  # via torch", "nvidia-cublas-cu13==13.1.0  # via torch", "cuda-bindings==13.0.3"]
-    words = wheelhouse.command("rocm", LOCK, lines, tmp_path)
+    words = image.pip_command("rocm", LOCK, lines, tmp_path)
     pins = [word for word in words if "==" in word]
     left_out = {line.split()[0] for line in lines} - set(pins)
     named = {"torch", "triton", "nvidia-cublas-cu13", "cuda-bindings"}
@@ -196,7 +196,7 @@ def test_wheels_for_rocm_are_those_of_the_lock_file_without_pytorch_and_nvidia(t
     assert set(pins) < {line.split()[0] for line in lines}
     assert "--no-deps" in words
     assert "-r" not in words
-    words = wheelhouse.command("docker", LOCK, ["torch==1"], tmp_path)
+    words = image.pip_command("docker", LOCK, ["torch==1"], tmp_path)
     assert words[-2:] == ["-r", str(LOCK)]
     assert "--no-deps" not in words
 

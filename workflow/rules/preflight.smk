@@ -38,8 +38,8 @@ rule preflight_login:
     message:
         "Looking at the login node"
     shell:
-        f"{SHARDLAB} preflight"
-        " login --config {params.config:q} --settings {input:q} --output {output:q} > {log:q} 2>&1"
+        f"{SHARDLAB} preflight_login"
+        " --config {params.config:q} --settings {input:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule preflight_nodes:
@@ -97,5 +97,5 @@ rule preflight:
     message:
         f"Looking at site {CONFIG.site} is complete"
     shell:
-        f"{SHARDLAB} preflight"
-        " show --settings {input.settings:q} --reports {input.reports:q} | tee {log:q}"
+        f"{SHARDLAB} preflight_show"
+        " --settings {input.settings:q} --reports {input.reports:q} | tee {log:q}"

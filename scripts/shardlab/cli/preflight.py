@@ -1,12 +1,9 @@
-"""Check a site before long runs: the login node, each node of a job, all ranks of
-a job.
-
-Problems are printed with their remedies, and end the program with status 1.
+"""Check a site before long runs: the login node, each node of a job, all ranks of a job; the target preflight of
+Snakemake does that. Problems are printed with their remedies, and end the program with status 1.
 
 Example: shardlab preflight -n --config site=engaging nodes=2
 """
 
-import argparse
 import importlib.metadata
 import json
 import os
@@ -16,9 +13,11 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from shardlab.cli import program
 from shardlab.errors import UserError
 from shardlab.files import ROOT, flock, read_json, write_json
 from shardlab.runs import (
@@ -47,37 +46,43 @@ PATIENCE = 30
 Findings = dict[str, Any]
 
 
-def main() -> int:
-    """Run the checks, write the findings, print problems."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "what", nargs="?", choices=["login", "nodes", "ranks", "show"], help="where this runs; show: print reports"
-    )
-    parser.add_argument(
-        "-n", "--dry-run", action="store_true", help="print the sbatch and srun lines of every stage; submit nothing"
-    )
-    parser.add_argument("--settings", type=Path, help="site.json: the ranks to check")
-    load.add_config_argument(parser)
-    parser.add_argument("--output", type=Path, help="report to write")
-    parser.add_argument("--reports", type=Path, nargs="*", default=[], help="show: reports to print")
-    args = parser.parse_args()
-    if args.dry_run:
-        site = load.site(args.config)
-        text = slurm_lines.text(args.config, site, slurm_lines.sizes(args.config, site))
-        print(text)
-        # Of the other sizes, some queue may not take the largest.
-        asked = slurm_lines.heading(args.config.nodes, args.config.ranks_per_node)
-        return int(f"## {asked}\nerror:" in text)
-    if args.what is None or args.settings is None:
-        parser.error("only the rules of the target preflight call this; you want -n, or snakemake ... -- preflight")
-    run = read_ranks(args.settings)
-    if args.what == "show":
-        show(run, [read_json(path, "preflight report", "run preflight again") for path in args.reports])
-        return 0
-    if args.what == "ranks":
-        return ranks(run, args.output)
-    findings = login(run, args.config) if args.what == "login" else nodes(run)
-    return report(findings, args.output) if findings else 0
+@program
+def main(
+    config: Config, dry_run: Annotated[bool, "print the sbatch and srun lines of every stage; submit nothing"] = False
+) -> int:
+    """Print the lines."""
+    if not dry_run:
+        raise UserError("you want -n, or the target preflight: snakemake --profile slurm -- preflight.")
+    site = load.site(config)
+    text = slurm_lines.text(config, site, slurm_lines.sizes(config, site))
+    print(text)
+    # Of the other sizes, some queue may not take the largest.
+    return int(f"## {slurm_lines.heading(config.nodes, config.ranks_per_node)}\nerror:" in text)
+
+
+@program
+def preflight_login(settings: Path, config: Config, output: Path) -> int:
+    """Check the machine that Snakemake runs on, and what Slurm would do with the jobs of a call."""
+    return report(login(read_ranks(settings), config), output)
+
+
+@program
+def preflight_nodes(settings: Path, output: Path) -> int:
+    """Check each node of a job."""
+    found = nodes(read_ranks(settings))
+    return report(found, output) if found else 0
+
+
+@program
+def preflight_ranks(settings: Path, output: Path) -> int:
+    """Check that every collective gives the right result over all ranks, started as in a training run."""
+    return ranks(read_ranks(settings), output)
+
+
+@program
+def preflight_show(settings: Path, reports: Annotated[Sequence[Path], "reports to print"]) -> None:
+    """Print what was found."""
+    show(read_ranks(settings), [read_json(path, "preflight report", "run preflight again") for path in reports])
 
 
 def report(found: Findings, output: Path) -> int:
@@ -94,9 +99,9 @@ def login(run: Ranks, config: Config) -> Findings:
     """Check the machine that Snakemake runs on, and what Slurm would do with the jobs of a call."""
     said, wrong = project_folder.look(ROOT, SPACE)
     problems = [*storage(ROOT / "results"), *wrong]
-    for program in launchers.for_site(run.site).programs:
-        if shutil.which(program) is None:
-            problems.append(f"{program} was not found on {socket.gethostname()}; load its module, then try again")
+    for name in launchers.for_site(run.site).programs:
+        if shutil.which(name) is None:
+            problems.append(f"{name} was not found on {socket.gethostname()}; load its module, then try again")
     if run.site.container and (reason := container.missing(run.site.container)):
         problems.append(reason)
     about_slurm, wrong = queues(run, config)
