@@ -8,8 +8,8 @@ import snakemake_executor_plugin_slurm  # noqa: F401 (its import starts `which`)
 
 from helpers.common import tiny_run
 from shardlab.cli import preflight
-from shardlab.runs import nccl_network, project_folder, slurm, slurm_trial
-from shardlab.runs.slurm_request import Request, gpus, jobs_of, sbatch
+from shardlab.runs import gpus, project_folder, slurm, slurm_limits
+from shardlab.runs.slurm_request import Request, gpus_of, jobs_of, sbatch
 from shardlab.settings import load
 from shardlab.settings.sites import Site
 
@@ -43,9 +43,9 @@ def test_a_request_in_the_units_of_limits():
     asked = Request("x", slurm.resources(site, "train", 2, 4))
     assert (asked.nodes, asked.gpus, asked.cores, asked.minutes) == (2, 8, 128, 60)
     assert str(asked) == "x (2 x 4 GPUs)"
-    assert gpus({"nodes": 2, "gres": "gpu:h200:4"}) == 8
-    assert [gpus({"gres": text}) for text in ("gpu:3", "gpu", "gpu:a100_3g.20gb", "shard:2,gpu:2")] == [3, 1, 1, 2]
-    assert [gpus({"slurm_extra": text}) for text in ("--x --gpus-per-node=a100:2", "--x", "")] == [2, 0, 0]
+    assert gpus_of({"nodes": 2, "gres": "gpu:h200:4"}) == 8
+    assert [gpus_of({"gres": text}) for text in ("gpu:3", "gpu", "gpu:a100_3g.20gb", "shard:2,gpu:2")] == [3, 1, 1, 2]
+    assert [gpus_of({"slurm_extra": text}) for text in ("--x --gpus-per-node=a100:2", "--x", "")] == [2, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_jobs_of_a_call_have_the_sizes_of_its_runs():
 def test_when_the_largest_job_would_start_and_where(programs):
     programs("sbatch", {"--test-only": START})
     small, large = request(devices=1), request(nodes=2)
-    answer = slurm_trial.trial([large, small])
+    answer = slurm_limits.trial([large, small])
     assert answer.placed == {large.queue: "batch"}
     start = "start: ddp x mlp (2 x 4 GPUs), the largest job for batch, would start at 2026-11-26T17:05:06"
     assert (answer.said, answer.wrong) == ([start], [])
@@ -81,7 +81,7 @@ def test_when_the_largest_job_would_start_and_where(programs):
 )
 def test_a_job_that_slurm_would_refuse(programs, text, said, wrong):
     programs("sbatch", {"--test-only": text}, status=1)
-    answer = slurm_trial.trial([request()])
+    answer = slurm_limits.trial([request()])
     reason = text.removeprefix("allocation failure: ")
     for sentences, part in ((answer.said, said), (answer.wrong, wrong)):
         assert len(sentences) == (part is not None)
@@ -155,14 +155,14 @@ NCCL = (
 
 
 def test_the_network_in_nccl_s_log():
-    assert "uses TCP, which is slow" in nccl_network.sentence(NCCL.format("Socket"))
-    assert "NCCL uses AWS Libfabric" in nccl_network.sentence(NCCL.format("AWS Libfabric"))
-    assert nccl_network.sentence("NCCL INFO cudaDriverVersion 13000\n") is None
+    assert "uses TCP, which is slow" in gpus.network(NCCL.format("Socket"))
+    assert "NCCL uses AWS Libfabric" in gpus.network(NCCL.format("AWS Libfabric"))
+    assert gpus.network("NCCL INFO cudaDriverVersion 13000\n") is None
 
 
 def test_a_log_that_the_user_asked_for_stays_where_it_goes(monkeypatch, tmp_path):
     monkeypatch.delenv("NCCL_DEBUG", raising=False)
     monkeypatch.setenv("NCCL_DEBUG_FILE", "")
-    assert nccl_network.log_to(tmp_path / "log")
+    assert gpus.log_nccl_to(tmp_path / "log")
     assert os.environ["NCCL_DEBUG_FILE"] == str(tmp_path / "log")
-    assert not nccl_network.log_to(tmp_path / "other")
+    assert not gpus.log_nccl_to(tmp_path / "other")

@@ -19,8 +19,8 @@ from shardlab.workflow.call_start import check_executor
 from shardlab.workflow.job_requests import JobRequests, check_flags
 
 APPROVED = Path(__file__).with_name("approved")
-SHAPES = ("alps", "engaging", "lumi", "perlmutter", "local", "test")
-"""Sites of all kinds: an image by srun, Apptainer, AMD GPUs, podman, no Slurm, the cluster in a box."""
+SHAPES = ("alps", "lumi", "perlmutter", "local", "test")
+"""Sites of all kinds: an image by srun, AMD GPUs, podman, no Slurm, Apptainer on the cluster in a box."""
 
 
 def loaded(**values):

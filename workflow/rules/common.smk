@@ -3,7 +3,7 @@ import json
 
 from shardlab.settings import variants
 from shardlab.settings.types import RESERVED, sealed
-from shardlab.workflow import call_start, dry_run, rule_files
+from shardlab.workflow import call_start, rule_files
 from shardlab.workflow.call_runs import CallRuns
 from shardlab.workflow.job_requests import JobRequests
 
@@ -17,7 +17,7 @@ with call_start.as_exit():
 for name, most in REQUESTS.limits(workflow.resource_settings.nodes).items():
     workflow.register_resource(name, most)
 
-dry_run.announce(workflow, CALL.runs, CALL.site.slurm)
+call_start.announce_cost(workflow, CALL.runs, CALL.site.slurm)
 
 CONFIG, SITE = CALL.config, CALL.site
 CONFIG_JSON = CONFIG.model_dump_json()

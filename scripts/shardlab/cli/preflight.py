@@ -24,12 +24,10 @@ from shardlab.runs import (
     container,
     gpus,
     launchers,
-    nccl_network,
     project_folder,
     slurm,
     slurm_limits,
     slurm_lines,
-    slurm_trial,
 )
 from shardlab.runs.launchers import RENDEZVOUS, JobLauncher
 from shardlab.runs.slurm_request import Request, jobs_of
@@ -127,7 +125,7 @@ def queues(run: Ranks, config: Config) -> tuple[list[str], list[str]]:
         f"driver: this call runs in Slurm job {job} and ends with it; its jobs go on, and the same command follows them"
         for job in filter(None, [os.environ.get(slurm.DRIVER)])
     ]
-    tried = slurm_trial.trial([checks, full, *jobs_of(resolve.matrix(config)[0], site)])
+    tried = slurm_limits.trial([checks, full, *jobs_of(resolve.matrix(config)[0], site)])
     limits, wrong = slurm_limits.policy(site, *size, tried.placed.get(full.queue))
     return said + tried.said + limits, tried.wrong + wrong
 
@@ -261,7 +259,7 @@ def ranks(run: Ranks, output: Path) -> int:
     from shardlab.runtime import distributed
 
     log = Path(tempfile.gettempdir()) / f"shardlab-preflight-nccl.{os.getpid()}"
-    logged = run.site.device == "cuda" and run.nodes > 1 and nccl_network.log_to(log)
+    logged = run.site.device == "cuda" and run.nodes > 1 and gpus.log_nccl_to(log)
     distributed.start(run.site, timeout_seconds=4 * PATIENCE)
     world = distributed.world(run)
     problems = [
@@ -271,7 +269,7 @@ def ranks(run: Ranks, output: Path) -> int:
     hosts = world.gather(socket.gethostname())
     # On all ranks at the same time, as in a training.
     figures = device_benchmark.least(world.gather(device_benchmark.figures(world.device)))
-    network = nccl_network.sentence(log.read_text(errors="replace")) if logged and log.exists() else None
+    network = gpus.network(log.read_text(errors="replace")) if logged and log.exists() else None
     log.unlink(missing_ok=True)
     found: Findings = {"where": "ranks", "hosts": hosts, "hardware": figures, "problems": problems}
     found["said"] = [network] if network else []

@@ -31,7 +31,7 @@ class Request:
     @property
     def gpus(self) -> int:
         """All its GPUs."""
-        return gpus(self.resources)
+        return gpus_of(self.resources)
 
     @property
     def cores(self) -> int:
@@ -57,7 +57,7 @@ class Request:
         return f"{self.what} ({self.nodes} x {on_a_node} GPUs)" if on_a_node else f"{self.what} ({self.nodes} nodes)"
 
 
-def gpus(resources: Any) -> int:
+def gpus_of(resources: Any) -> int:
     """Return the GPUs of a job with these resources, a mapping; 0 if it requests none."""
     listed = [word.partition(":") for word in str(resources.get("gres") or "").split(",")]
     flags = str(resources.get("slurm_extra") or "").split()

@@ -1,5 +1,6 @@
 """The start of a call of Snakemake: checks, patches, and what a killed call left."""
 
+import atexit
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,9 +12,11 @@ from snakemake.exceptions import WorkflowError
 
 from shardlab.errors import PROFILE, UserError
 from shardlab.patches import snakemake_core
-from shardlab.runs import commands, forkserver, progress, signals, slurm, slurm_reattach, snakemake_lock
+from shardlab.records import plan
+from shardlab.runs import commands, forkserver, planned_hours, progress, signals, slurm, slurm_reattach, snakemake_lock
+from shardlab.runs.slurm_request import Request
 from shardlab.settings.config import Config
-from shardlab.settings.sites import Site
+from shardlab.settings.sites import Site, Slurm
 from shardlab.settings.types import Run
 from shardlab.workflow import call_checks
 
@@ -112,3 +115,26 @@ def start_forkserver(executor: str, site: Site, folder: Path) -> None:
     starts_here = executor == "local" and runtime.launcher == "local"
     if starts_here and runtime.device == "cpu" and not site.container.enabled:
         forkserver.start(folder, commands.environment(runtime), runtime.environment_clear)
+
+
+def announce_cost(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
+    """Print what the jobs of a call request, and its trainings are planned to take, as a dry run ends."""
+    atexit.register(lambda: _say_cost(workflow, runs, site))
+
+
+def _say_cost(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
+    if not workflow.dryrun or (dag := workflow.dag) is None:
+        return
+    # A dry run counts its jobs as local, and as finished.
+    due = list(dag.needrun_jobs(exclude_finished=False))
+    requests = [Request(job.rule.name, job.resources) for job in due if job.resources.get("tasks_per_node")]
+    trained = {(job.wildcards.strategy, job.wildcards.workload) for job in due if job.rule.name == "train"}
+    results = Path("results")
+    planned = [
+        planned_hours.hours(run, plan.find(run, *plan.places(results, run)))
+        for run in runs
+        if (run.strategy, run.workload) in trained
+    ]
+    tries = 1 + max((job.restart_times for job in due), default=0)
+    if text := planned_hours.sentence(requests, planned, "These jobs", site, tries):
+        print(text)
