@@ -143,12 +143,6 @@ def test_an_image_that_was_changed_after_its_report(tmp_path):
         read_image(tmp_path / "train.image.json")
 
 
-@pytest.mark.parametrize(("source", "lines"), [(DEFINITION, r"^Include: .*"), (INSTALL, r"^ +apt-get install .*")])
-def test_every_base_gets_what_nccl_needs_between_nodes(source, lines):
-    packages = re.search(lines, source, re.MULTILINE)[0].split()
-    assert {"libibverbs1", "ibverbs-providers", "librdmacm1", "g++"} <= set(packages)
-
-
 def test_both_kinds_of_image_are_made_and_tested_by_the_same_scripts():
     """Which get a value for each variable that they read."""
     needed = {"BASE", "IMAGE", "PYTHON", "OLDEST_TORCH"}

@@ -104,13 +104,7 @@ def login(run: Ranks, config: Config) -> Findings:
         problems.append(reason)
     about_slurm, wrong = queues(run, config)
     problems += wrong
-    return {
-        "where": "login node",
-        "said": said + about_slurm,
-        "host": socket.gethostname(),
-        "python": platform.python_version(),
-        "problems": problems,
-    }
+    return {"where": "login node", "said": said + about_slurm, "problems": problems}
 
 
 def queues(run: Ranks, config: Config) -> tuple[list[str], list[str]]:
