@@ -1,22 +1,18 @@
 """The start of a call of Snakemake: checks, patches, and what a killed call left."""
 
-import atexit
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from snakemake.exceptions import WorkflowError
 
 from shardlab.errors import PROFILE, UserError
 from shardlab.patches import snakemake_core
-from shardlab.records import plan
-from shardlab.runs import commands, forkserver, planned_hours, progress, signals, slurm, slurm_reattach, snakemake_lock
-from shardlab.runs.slurm_request import Request
+from shardlab.runs import commands, forkserver, progress, signals, slurm, slurm_reattach, snakemake_lock
 from shardlab.settings.config import Config
-from shardlab.settings.sites import Site, Slurm
+from shardlab.settings.sites import Site
 from shardlab.settings.types import Run
 from shardlab.workflow import call_checks
 
@@ -85,19 +81,17 @@ def note_done(arguments: list[str], folder: Path, runs: Iterable[Run], frozen: C
         snakemake_lock.note_done(folder, runs)
 
 
-def check_executor(executor: str, settings: Any, config: Config, site: Site) -> None:
-    """Check before the first job that Slurm jobs can start, if this call submits any.
-
-    ``settings``: of the executor plugin.
+def check_slurm(arguments: list[str], config: Config, site: Site) -> None:
+    """Check that Slurm jobs can start, if this call submits any.
 
     Raises:
         UserError: they cannot.
     """
-    if executor != "slurm":
+    if not call_checks.submits_to_slurm(arguments):
         return
     if problem := slurm.path_obstacle(sys.executable):
         raise UserError(f"{problem}.")
-    if getattr(settings, "array_jobs", None):
+    if "--slurm-array-jobs" in " ".join(arguments):
         raise UserError(
             "--slurm-array-jobs cannot be used here: a training that is stopped goes back into the queue under its own "
             "job's id, which tasks of an array do not have; leave it out."
@@ -115,26 +109,3 @@ def start_forkserver(executor: str, site: Site, folder: Path) -> None:
     starts_here = executor == "local" and runtime.launcher == "local"
     if starts_here and runtime.device == "cpu" and not site.container.enabled:
         forkserver.start(folder, commands.environment(runtime), runtime.environment_clear)
-
-
-def announce_cost(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
-    """Print what the jobs of a call request, and its trainings are planned to take, as a dry run ends."""
-    atexit.register(lambda: _say_cost(workflow, runs, site))
-
-
-def _say_cost(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
-    if not workflow.dryrun or (dag := workflow.dag) is None:
-        return
-    # A dry run counts its jobs as local, and as finished.
-    due = list(dag.needrun_jobs(exclude_finished=False))
-    requests = [Request(job.rule.name, job.resources) for job in due if job.resources.get("tasks_per_node")]
-    trained = {(job.wildcards.strategy, job.wildcards.workload) for job in due if job.rule.name == "train"}
-    results = Path("results")
-    planned = [
-        planned_hours.hours(run, plan.find(run, *plan.places(results, run)))
-        for run in runs
-        if (run.strategy, run.workload) in trained
-    ]
-    tries = 1 + max((job.restart_times for job in due), default=0)
-    if text := planned_hours.sentence(requests, planned, "These jobs", site, tries):
-        print(text)

@@ -1,0 +1,50 @@
+"""What a call of Snakemake says at its end: its verdict; a dry run, how much its jobs would request."""
+
+import atexit
+from pathlib import Path
+from typing import Any
+
+from shardlab.records import plan
+from shardlab.runs import planned_hours
+from shardlab.runs.slurm_request import Request
+from shardlab.settings.sites import Slurm
+from shardlab.settings.types import Run
+
+
+def announce(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
+    """Print that when this process ends, but the verdict of a call that runs jobs, of which the Snakefile knows whether
+    they succeed.
+    """
+    atexit.register(lambda: say(workflow, runs, site))
+
+
+def say(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
+    """Print what the jobs of a dry run request, and what its trainings are planned to take; of a call that has nothing
+    to do, its verdict.
+    """
+    if (dag := workflow.dag) is None:
+        return
+    # A dry run counts its jobs as local, and as finished.
+    due = list(dag.needrun_jobs(exclude_finished=False))
+    if not workflow.dryrun:
+        if not due:
+            say_verdict(dag)
+        return
+    requests = [Request(job.rule.name, job.resources) for job in due if job.resources.get("tasks_per_node")]
+    trained = {(job.wildcards.strategy, job.wildcards.workload) for job in due if job.rule.name == "train"}
+    results = Path("results")
+    planned = [
+        planned_hours.hours(run, plan.find(run, *plan.places(results, run)))
+        for run in runs
+        if (run.strategy, run.workload) in trained
+    ]
+    tries = 1 + max((job.restart_times for job in due), default=0)
+    if text := planned_hours.sentence(requests, planned, "These jobs", site, tries):
+        print(text)
+
+
+def say_verdict(dag: Any) -> None:
+    """Print the table and the verdict, if the targets ask for them."""
+    said = Path("results/logs/summarize.log")
+    if any(job.rule.name == "summarize" for job in dag.jobs) and said.exists():
+        print("", said.read_text(encoding="utf-8").strip(), sep="\n")
