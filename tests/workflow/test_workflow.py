@@ -21,7 +21,7 @@ MISTAKES = {
 RUNS = ["fsdp/mlp", "tp/mnist"]
 CALLS = {words: ["--profile", "workflow/profiles/local", *arguments] for words, arguments in MISTAKES.items()}
 CALLS |= {
-    "slurm": ["--profile", "workflow/profiles/slurm", "-n", "all"],
+    "slurm": ["--profile", "workflow/profiles/slurm", "-n", "--config", "site=test", "--", "all"],
     "evaluate": ["-n", "-p", *(f"results/{run}/test.json" for run in RUNS)],
     "compare": ["-n", "-p", "--config", "workloads=[mlp,mnist]", "strategies=[single,ddp,fsdp]", "--", "all"],
 }
