@@ -48,9 +48,10 @@ def remedy(action: str, target: object, *options: str) -> str:
 
 def run_verb(words: list[str]) -> None:
     """Run a verb of the command ``shardlab`` with its arguments (see shardlab/cli), like ``run_program``."""
-    module = import_module(f"shardlab.cli.{words[0].replace('-', '_')}")
+    verb, modules = words[0].replace("-", "_"), import_module("shardlab.cli").MODULES
+    module = import_module(f"shardlab.cli.{modules.get(verb, verb)}")
     sys.argv = [f"shardlab {words[0]}", *words[1:]]
-    run_program(module.main)
+    run_program(getattr(module, verb if verb in modules else "main"))
 
 
 def run_program(main: Callable[[], int | None]) -> None:

@@ -1,6 +1,5 @@
 """Atomic file writes (temporary name, then rename), file locks and checksums."""
 
-import ctypes
 import errno
 import fcntl
 import hashlib
@@ -9,8 +8,6 @@ import os
 import re
 import shutil
 import stat
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -99,30 +96,6 @@ def sync_all(folder: Path) -> None:
     for path in sorted(folder.rglob("*"), key=lambda path: (path.is_dir(), -len(path.parts))):
         sync(path)
     sync(folder)
-
-
-def no_room(folder: Path, size: int) -> str | None:
-    """Return why a folder has no room for ``size`` more bytes; None if it has, as far as its file system reports.
-
-    Free space does not account for quotas, so the bytes are also reserved for a moment, in an unnamed file.
-    """
-    if size > (free := shutil.disk_usage(folder).free):
-        return f"{free / 2**20:.0f} MiB of free space"
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            _allocate(file.fileno(), size)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return os.strerror(error.errno)
-    return None
-
-
-def _allocate(descriptor: int, size: int) -> None:
-    """Reserve space by Linux's fallocate(2). Python's posix_fallocate writes zeros where the file system cannot."""
-    if size > 0 and sys.platform.startswith("linux"):
-        library = ctypes.CDLL(None, use_errno=True)
-        if library.fallocate(descriptor, 0, ctypes.c_longlong(0), ctypes.c_longlong(size)):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def link(source: Path, target: Path) -> None:

@@ -44,11 +44,10 @@ def finished(base):
 def test_the_bill_is_what_slurm_accounted(finished, started):
     """Of all jobs of this folder, those of before this call included."""
     config = json.dumps({"site": "test", "workloads": WORKLOADS, "strategies": STRATEGIES, "noise_floor_runs": 2})
-    finished.run("python", "scripts/shardlab", "bill", f"--config={config}")
+    text = finished.run("python", "scripts/shardlab", "bill", f"--config={config}").stdout
     rows = sacct("JobID", "JobName", "ElapsedRaw", "AllocTRES", since=started)
     own = [row for row in rows if row["JobName"] == name_of(finished.path)]
     hours = sum(int(row["ElapsedRaw"]) * int(re.search(r"gres/gpu=(\d+)", row["AllocTRES"])[1]) for row in own) / 3600
-    text = (finished.path / "results/bill.md").read_text()
     head, total = (
         [cell.strip() for cell in re.search(rf"^\| {first} \|.*$", text, re.MULTILINE)[0].split("|")]
         for first in ("stage", "all")

@@ -120,8 +120,6 @@ def test_preflight_says_that_the_site_is_ready(learner):
     seen = learner.snakemake("preflight", config=TWO).stdout
     assert "time: a training on batch requests 20 min of at most 120; 120 s before the end it saves" in seen
     assert "preemption: a job on batch may be preempted (REQUEUE); it is warned 10 s before, and saves; then it" in seen
-    assert "account: teaching, your default" not in seen, "the site's file names it"
-    assert "account: teaching" in seen
     assert re.search(r"start: .* \(2 x 2 GPUs\), the largest job for batch, would start at 20", seen)
     assert "folder: " in seen
     assert "node n1: Python 3.11" in seen

@@ -1,5 +1,6 @@
 """A training whose processes are killed repeatedly; a seed chooses the process, the time and the signal."""
 
+import atexit
 import json
 import os
 import random
@@ -7,19 +8,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from safetensors.numpy import load_file
 
 from helpers.common import ROOT, save_initial, tiny_run
 from helpers.faults import cost
-from helpers.servers import server
 from shardlab import data as data_sets
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.files import write_json
+from shardlab.runs import commands, forkserver
 from shardlab.runs.attempts import history
 
 MARK = "SHARDLAB_TRIAL"
@@ -33,6 +36,28 @@ STEPS = 60
 GIVEN = 40
 """Seconds: torchrun gives 30 to a rank that cannot handle its signal. No rank may train for more than 2 s, though."""
 STRATEGIES = ("fsdp", "zero2")
+
+
+@cache
+def server(command):
+    """Environment with which verbs of a command are forked from a server that has imported PyTorch; it ends with this
+    process.
+    """
+    site = tiny_run("mlp").site
+    variables = commands.environment(site)
+    inherited = {key: value for key, value in os.environ.items() if key not in site.environment_clear}
+    folder = Path(tempfile.mkdtemp(prefix="shardlab-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with forkserver.listen(folder) as listener:
+        subprocess.Popen(
+            [sys.executable, command, "forkserver", folder, str(os.getpid()), *variables],
+            stdin=listener.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=inherited | variables | {"PYTHONPATH": str(ROOT / "scripts")},
+            start_new_session=True,
+        )
+    return {forkserver.ADDRESS: str(folder)}
 
 
 @dataclass
@@ -84,7 +109,7 @@ class Trial:
                 cwd=self.folder,
                 env=os.environ
                 | {MARK: self.mark, "SHARDLAB_CALL": self.call, "TMPDIR": str(self.temporary)}
-                | (server((self.scripts / "shardlab",)) if self.forked else {})
+                | (server(self.scripts / "shardlab") if self.forked else {})
                 | environment,
                 stdout=log,
                 stderr=log,

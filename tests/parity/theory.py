@@ -26,7 +26,6 @@ from shardlab.records.reports import TrainReport
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.precisions import PRECISIONS
-from shardlab.settings.recipe import OPTIMIZERS
 from shardlab.settings.types import Run
 
 
@@ -268,7 +267,9 @@ def state_bytes(train: TrainReport) -> dict[str, float]:
     run = Run.model_validate(train.settings)
     of_value = PRECISIONS[run.recipe.dtype].bytes
     whole = float(train.parameters * of_value)
-    states = whole * OPTIMIZERS[run.recipe.optimizer.name].states(run.recipe.optimizer)
+    optimizer = run.recipe.optimizer
+    moments = bool(optimizer.momentum) if optimizer.name == "sgd" else 2
+    states = whole * (moments + bool(optimizer.amsgrad))
     if run.zero_stage is not None:
         precision = PRECISIONS[run.recipe.arithmetic]
         kept = float(train.parameters * precision.bytes)

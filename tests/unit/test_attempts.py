@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections import namedtuple
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -235,14 +234,6 @@ def test_an_error_of_a_rank_is_the_reason_whatever_was_requested_before(project,
         assert not isinstance(raised.value, job.Stopped)
 
 
-def test_a_disk_without_room_for_the_run_is_said_before_it_trains(project, monkeypatch):
-    project.call(force=True)
-    monkeypatch.setattr(attempts, "no_room", lambda folder, needed: "0 MiB of free space")
-    with pytest.raises(UserError, match=r"single/mlp has too little space \(0 MiB of free space\): the weights and 2 "):
-        project.job()
-    assert project.steps == []
-
-
 def test_one_call_begins_from_scratch_once(project, monkeypatch):
     monkeypatch.setenv(CALL, "second")
     assert project.job(kill_at=3, restart=True) == [0, 1, 2, 3]
@@ -322,23 +313,6 @@ def test_an_attempt_notes_how_far_it_came_and_one_of_other_settings_has_nothing_
     of_run = attempts.history(story.folder, story.identity.numbers)
     assert of_run[0].why == "stopped: SIGINT"
     assert len(attempts.history(story.folder)) == 4
-
-
-def test_the_room_that_a_run_needs(story, monkeypatch):
-    """Weights of 1000 bytes and two moments: 3000 per checkpoint, of which three exist at once; then the weights."""
-    recipe = {"checkpoint_interval_steps": 2, "keep_last_checkpoints": 2, "optimizer": {"name": "adamw"}}
-    story.folder.mkdir()
-    both = {"keep_best": True, "ema_decay": 0.9}
-    for needed, more in ((3 * 3000 + 1000, {}), (3 * 4000 + 2000, {"keep_best": True}), (3 * 5000 + 3000, both)):
-        story.run = tiny_run("mlp", **more, **recipe)
-        for free in (needed, needed - 1):
-            disk = namedtuple("Disk", "free")(free)
-            monkeypatch.setattr(attempts.shutil, "disk_usage", lambda _, disk=disk: disk)
-            if free == needed:
-                story.check_room()
-            else:
-                with pytest.raises(UserError, match="free space, then run the same command again"):
-                    story.check_room()
 
 
 @pytest.mark.parametrize(

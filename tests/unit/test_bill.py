@@ -4,9 +4,8 @@ import os
 
 import pytest
 
-from helpers.common import tiny_run
 from shardlab.errors import UserError
-from shardlab.runs import bill, planned_hours, slurm_accounting
+from shardlab.runs import bill, planned_hours
 from shardlab.runs.slurm_reattach import name_of
 from shardlab.runs.slurm_request import Request
 from shardlab.settings import load
@@ -24,7 +23,7 @@ ROW = {
 
 
 def line(**values):
-    return "|".join((ROW | values).get(name, "") for name in slurm_accounting.FIELDS)
+    return "|".join((ROW | values).get(name, "") for name in bill.FIELDS)
 
 
 @pytest.fixture
@@ -35,38 +34,37 @@ def accounted(monkeypatch, tmp_path):
 
     def make(jobs, *rows):
         for number, place in jobs.items():
-            log = tmp_path / slurm_accounting.LOGS / f"rule_{place}" / f"{number}.log"
+            log = tmp_path / bill.LOGS / f"rule_{place}" / f"{number}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             log.touch()
         sacct = tmp_path / "bin/sacct"
         text = "\n".join(line(**{"JobName": name_of(tmp_path)} | row) for row in rows)
         sacct.write_text(f"#!/bin/sh\necho \"$*\" > {tmp_path}/asked\ncat <<'END'\n{text}\nEND\n")
         sacct.chmod(0o755)
-        (tmp_path / "results").mkdir(exist_ok=True)
-        return tmp_path / "results"
+        return tmp_path
 
     return make
 
 
-SITE = Slurm(
-    gpus="gres",
-    queues={
-        "parts": {"partition": "parts", "billing": {"factor": 0.25, "unit": "node-hours"}},
-        "whole": {"partition": "whole", "qos": "normal", "billing": {"per": "node"}},
-        "cores": {"partition": "cores", "billing": {"per": "core", "factor": 0.1, "unit": "node-hours"}},
-    },
-)
+QUEUES = {
+    "parts": {"partition": "parts", "billing": {"factor": 0.25, "unit": "node-hours"}},
+    "whole": {"partition": "whole", "qos": "normal", "billing": {"per": "node"}},
+    "cores": {"partition": "cores", "billing": {"per": "core", "factor": 0.1, "unit": "node-hours"}},
+}
 
 
-def billed(results, site=SITE):
-    return bill.table([tiny_run("mlp", "ddp")], slurm_accounting.starts(results.parent) or (), site)
+def billed(folder):
+    """The rows of the bill, the first one its heads."""
+    config = load.config({"site": "test", "site_settings": {"slurm": {"queues": QUEUES}}})
+    lines = [line for line in bill.bill(config, folder).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_hours_by_stage_and_strategy_and_their_sum(accounted, tmp_path):
+def test_hours_by_stage_and_their_sum(accounted, tmp_path):
     """A training that was preempted once and an evaluation that failed, in queues that charge whole nodes and parts;
     another project's job of that number.
     """
-    results = accounted(
+    folder = accounted(
         {"7": "train/ddp_mlp", "8": "evaluate/ddp_mlp", "9": "init/mlp"},
         {"State": "PREEMPTED", "ElapsedRaw": "1800"},
         {"State": "COMPLETED", "ElapsedRaw": "3600"},
@@ -74,40 +72,43 @@ def test_hours_by_stage_and_strategy_and_their_sum(accounted, tmp_path):
         | {"AllocTRES": "cpu=1,gres/gpu=1,gres/gpu:box=1"},
         {"JobID": "9", "JobName": "another", "State": "COMPLETED", "ElapsedRaw": "9999"},
     )
-    heads, *rows = billed(results)
-    assert heads[-1] == "charged node-hours"
-    assert "--allocations --noheader --parsable2 --jobs=7,8,9" in (tmp_path / "asked").read_text()
+    heads, _, *rows = billed(folder)
+    assert heads == ["stage", "jobs", "requested GPU-hours", "used", "failed", "charged node-hours"]
+    asked = (tmp_path / "asked").read_text()
+    assert "--allocations --noheader --parsable2 " in asked
+    assert asked.endswith("--jobs=7,8,9\n")
     assert rows == [
-        ["train", "ddp", "2", "8", "6", "2", "1.5"],
-        ["evaluate", "ddp", "1", "1", "0.1", "0.1", "0.025"],
-        ["all", "", "3", "9", "6.1", "2.1", "1.52"],
+        ["train", "2", "8", "6", "2", "1.5"],
+        ["evaluate", "1", "1", "0.1", "0.1", "0.025"],
+        ["all", "3", "9", "6.1", "2.1", "1.52"],
     ]
 
 
 def test_an_allocation_that_runs_share_is_one_job(accounted):
-    results = accounted({}, {"JobName": "shardlab-pack", "State": "TIMEOUT", "ElapsedRaw": "3600"})
-    (results / "logs").mkdir()
-    (results / "logs/pack-7.log").touch()
-    assert billed(results)[1] == ["pack", "", "1", "4", "4", "4", "1"]
+    folder = accounted({}, {"JobName": "shardlab-pack", "State": "TIMEOUT", "ElapsedRaw": "3600"})
+    (folder / "results/logs").mkdir(parents=True)
+    (folder / "results/logs/pack-7.log").touch()
+    assert billed(folder)[2] == ["pack", "1", "4", "4", "4", "1"]
 
 
-def test_a_cluster_that_does_not_account_for_gpus_or_has_none_or_accounts_for_nothing(accounted, monkeypatch):
+def test_a_cluster_that_does_not_account_for_gpus_or_accounts_for_nothing(accounted, monkeypatch):
     row = {"State": "COMPLETED", "ElapsedRaw": "3600", "Partition": "cores", "AllocTRES": "cpu=3,mem=1G,node=1"}
-    results = accounted({"7": "train/ddp_mlp"}, row)
-    assert billed(results)[1][4] == str(tiny_run("mlp", "ddp").world_size)
-    assert billed(results, SITE.model_copy(update={"gpus": None}))[1][4:] == ["3", "0", "0.3"]
+    folder = accounted({"7": "train/ddp_mlp"}, row)
+    heads, _, train, _ = billed(folder)
+    assert heads[2] == "requested core-hours"
+    assert train[2:] == ["3", "3", "0", "0.3"]
     monkeypatch.setenv("PATH", "")
-    assert billed(results) == []
-    assert bill.NONE in bill.bill(load.config({"site": "test"}), results)
+    assert billed(folder) == []
+    assert bill.bill(load.config({"site": "test"}), folder) == bill.NONE
     with pytest.raises(UserError, match="name the one of the jobs"):
-        bill.bill(load.config({}), results)
+        bill.bill(load.config({}), folder)
 
 
 def test_what_a_call_requests_and_plans_in_one_sentence():
     """In the unit of the queue that Slurm is asked for."""
     asked = {"nodes": 2, "gres": "gpu:4", "runtime": 30, "slurm_partition": "parts"}
     requests = [Request("train", asked)] * 2 + [Request("train", asked | {"slurm_partition": "whole", "qos": "normal"})]
-    assert planned_hours.sentence(requests, [1.0, None], "Trainings", SITE, tries=2) == (
+    assert planned_hours.sentence(requests, [1.0, None], "Trainings", Slurm(gpus="gres", queues=QUEUES), tries=2) == (
         "Trainings request at most 12.0 GPU-hours, charged as 3.0 node-hours: the time limits of 3 jobs; "
         "6.0 if every job is tried 2 times; planned for 1 training: 1 device-hours, "
         "without 1 training of unknown length."

@@ -18,7 +18,7 @@ from shardlab.cli import preflight
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError
-from shardlab.files import lock, no_room, read_json, write_atomic, write_json
+from shardlab.files import lock, read_json, write_atomic, write_json
 from shardlab.models import export
 from shardlab.models import weights as weights_file
 from shardlab.models.weights import materialize
@@ -212,18 +212,6 @@ def test_files_follow_the_umask_whatever_library_writes_them(tmp_path, tiny_data
         assert (tmp_path / "report.json").stat().st_mode & 0o777 == 0o640
     finally:
         os.umask(before)
-
-
-def test_a_quota_that_is_full_is_no_room(tmp_path, monkeypatch):
-    assert no_room(tmp_path, 2**20) is None
-    assert "MiB of free space" in no_room(tmp_path, 2**60)
-
-    def refuse(*_):
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-
-    monkeypatch.setattr(files, "_allocate", refuse)
-    assert no_room(tmp_path, 2**20) == os.strerror(errno.EDQUOT)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_is_hashed_once_unless_it_has_changed_or_was_just_written(tmp_path, monkeypatch):

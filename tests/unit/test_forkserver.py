@@ -1,6 +1,5 @@
 """The fork server: its jobs behave like separate processes, whichever process is killed, and see Snakemake's end."""
 
-import itertools
 import json
 import os
 import signal
@@ -182,23 +181,6 @@ def test_a_job_has_nothing_of_the_server_but_what_imports_set_for_themselves(ser
         variables, served, *new = state(value, **{forkserver.ADDRESS: ""})
         assert (variables, served) == ([None, value, value, None, None], None)
         assert forked == new
-
-
-def test_every_file_of_the_code_is_watched(tmp_path, monkeypatch):
-    """Programs, modules and packages in packages: edited, also to an older one, added, removed."""
-    names = [tmp_path / "scripts" / name for name in ("docs.py", "shardlab/a.py", "shardlab/package/inner/b.py")]
-    for path in names:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    monkeypatch.setattr(forkserver, "ROOT", tmp_path)
-    seen = [forkserver._code()]
-    for number, path in enumerate(names):
-        os.utime(path, ns=(number, number))
-        seen.append(forkserver._code())
-    for path in names:
-        path.unlink()
-        seen.append(forkserver._code())
-    assert all(one != other for one, other in itertools.pairwise(seen))
 
 
 @pytest.mark.parametrize(

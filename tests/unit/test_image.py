@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.common import ROOT
-from shardlab.cli import image, wheelhouse
+from shardlab.cli import image
 from shardlab.errors import UserError
 from shardlab.files import lock, sha256, write_json
 from shardlab.runs import job
@@ -41,11 +41,8 @@ def stub_torch(folder, version, cuda=None, hip=None):
     return {"PYTHONPATH": str(folder), "PATH": f"{folder}:/usr/bin:/bin"}
 
 
-def arguments(folder, *wheels, **container):
-    """Build arguments for these settings, with these wheels."""
-    for name in wheels:
-        (folder / name).write_text(name)
-    write_json(folder / "wheels.json", {name: sha256(folder / name) for name in wheels})
+def arguments(folder, **container):
+    """Build arguments for these settings."""
     settings = Container(mirror="http://127.0.0.1:9", **container)
     return image.build_arguments(settings, ROOT / "containers/train.def", LOCK, folder)
 
@@ -55,9 +52,7 @@ def made(tmp_path, monkeypatch):
     """Function that makes an image with these settings; returns its report, which is in the test's folder."""
 
     def make(**container):
-        if not (tmp_path / "wheels/wheels.json").exists():
-            write_json(tmp_path / "wheels/wheels.json", {})
-        words = {"container": Container(**container).model_dump_json(), "wheelhouse": tmp_path / "wheels"}
+        words = {"container": Container(**container).model_dump_json(), "wheels": tmp_path / "wheels"}
         words["output"] = tmp_path / "train.json"
         monkeypatch.setattr(sys, "argv", ["shardlab image", *(f"--{key}={value}" for key, value in words.items())])
         image.main()
@@ -82,7 +77,7 @@ def test_a_failed_build_leaves_the_old_image(made, tmp_path, flags):
     (tmp_path / "train.sif").write_text("old")
     with pytest.raises(UserError, match="could not build"):
         made(command=failing, mirror="http://127.0.0.1:9", build_flags=flags)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["apptainer", "train.sif", "wheels", "words"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["apptainer", "train.sif", "words"]
     assert (tmp_path / "train.sif").read_text() == "old"
     given = (["--fakeroot"] if os.geteuid() else []) if flags is None else flags
     words = (tmp_path / "words").read_text().split()
@@ -99,15 +94,11 @@ def test_an_image_for_srun_is_a_name_or_the_whole_path_of_a_file_and_needs_no_pr
     assert (file.path, file.labels) == (str(tmp_path / "image.sqsh"), {})
 
 
-def test_what_is_missing_or_was_changed_is_named(made, tmp_path, monkeypatch):
+def test_what_is_missing_is_named(made, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"^apptainer-9, which builds and starts the image, was not found on "):
         made(command="apptainer-9")
     with pytest.raises(UserError, match=r"none\.sif does not exist; set container\.image"):
         made(command="true", image="none.sif")
-    (tmp_path / "wheels/a.whl").write_text("changed")
-    write_json(tmp_path / "wheels/wheels.json", {"a.whl": "0"})
-    with pytest.raises(UserError, match=r"a\.whl is not the wheel that was collected"):
-        made(command="true")
     monkeypatch.setattr(image.sys, "version_info", SimpleNamespace(major=3, minor=13))
     with pytest.raises(UserError, match=r"Debian 12 with Python 3.11.*Python 3.13.*container.base to docker"):
         made(command="true", base="debootstrap")
@@ -121,7 +112,7 @@ def test_a_package_that_does_not_exist_leaves_the_old_wheels(tmp_path, monkeypat
     words = [f"--lock={tmp_path}/lock.txt", f"--output={house}/wheels.json"]
     monkeypatch.setattr(sys, "argv", ["shardlab wheelhouse", *words])
     with pytest.raises(UserError, match="pip could not collect the packages of"):
-        wheelhouse.main()
+        image.wheelhouse()
     assert [path.name for path in tmp_path.glob("*wheelhouse*")] == ["wheelhouse"]
     assert "old.whl" in (house / "wheels.json").read_text()
 
@@ -150,12 +141,6 @@ def test_an_image_that_was_changed_after_its_report(tmp_path):
     (tmp_path / "train.sif").unlink()
     with pytest.raises(UserError, match=r"train\.sif is missing; build it again with: snakemake"):
         read_image(tmp_path / "train.image.json")
-
-
-@pytest.mark.parametrize(("source", "lines"), [(DEFINITION, r"^Include: .*"), (INSTALL, r"^ +apt-get install .*")])
-def test_every_base_gets_what_nccl_needs_between_nodes(source, lines):
-    packages = re.search(lines, source, re.MULTILINE)[0].split()
-    assert {"libibverbs1", "ibverbs-providers", "librdmacm1", "g++"} <= set(packages)
 
 
 def test_both_kinds_of_image_are_made_and_tested_by_the_same_scripts():
@@ -194,16 +179,10 @@ def test_the_definition_uses_every_argument_and_no_other(tmp_path):
     assert not [line for line in lines if re.search(r"#.*\{\{", line)]
 
 
-def test_base_rocm_takes_no_wheel_of_pytorch(tmp_path):
-    assert arguments(tmp_path, "transformers-5.23.0-py3-none-any.whl", base="rocm")["base"] == "rocm"
-    with pytest.raises(UserError, match=r"has a wheel of PyTorch, .* another base than rocm; collect again with: "):
-        arguments(tmp_path, "torch-2.13.0-cp311-cp311-linux_x86_64.whl", base="rocm")
-
-
 def test_wheels_for_rocm_are_those_of_the_lock_file_without_pytorch_and_nvidia(tmp_path):
     lines = [line for line in LOCK.read_text().splitlines() if "==" in line]
     lines += ["triton==3.7.0  # via torch", "nvidia-cublas-cu13==13.1.0  # via torch", "cuda-bindings==13.0.3"]
-    words = wheelhouse.command("rocm", LOCK, lines, tmp_path)
+    words = image.pip_command("rocm", LOCK, lines, tmp_path)
     pins = [word for word in words if "==" in word]
     left_out = {line.split()[0] for line in lines} - set(pins)
     named = {"torch", "triton", "nvidia-cublas-cu13", "cuda-bindings"}
@@ -211,7 +190,7 @@ def test_wheels_for_rocm_are_those_of_the_lock_file_without_pytorch_and_nvidia(t
     assert set(pins) < {line.split()[0] for line in lines}
     assert "--no-deps" in words
     assert "-r" not in words
-    words = wheelhouse.command("docker", LOCK, ["torch==1"], tmp_path)
+    words = image.pip_command("docker", LOCK, ["torch==1"], tmp_path)
     assert words[-2:] == ["-r", str(LOCK)]
     assert "--no-deps" not in words
 

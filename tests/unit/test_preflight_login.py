@@ -1,8 +1,6 @@
-"""What preflight asks on the login node: account, limits, start, driver, folder; with programs that print real text."""
+"""What preflight asks on the login node: start, driver, folder; with programs that print real text."""
 
 import os
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,28 +8,11 @@ import snakemake_executor_plugin_slurm  # noqa: F401 (its import starts `which`)
 
 from helpers.common import tiny_run
 from shardlab.cli import preflight
-from shardlab.runs import nccl_network, project_folder, slurm, slurm_accounts, slurm_trial
-from shardlab.runs.slurm_request import Request, gpus, jobs_of, sbatch
+from shardlab.runs import gpus, project_folder, slurm, slurm_limits
+from shardlab.runs.slurm_request import Request, gpus_of, jobs_of, sbatch
 from shardlab.settings import load
 from shardlab.settings.sites import Site
 
-
-def row(fields, **values):
-    """A line of `sacctmgr --noheader --parsable2`, with these fields."""
-    assert values.keys() <= set(fields.split(","))
-    return "|".join(values.get(name, "") for name in fields.split(","))
-
-
-def association(**values):
-    named = {"Cluster": "box", "Account": "teaching", "QOS": "normal,small"}
-    return row(slurm_accounts.ASSOCIATION, **named | values)
-
-
-def qos(**values):
-    return row(slurm_accounts.QOS, **{"Name": "normal"} | values)
-
-
-NO_DBD = "sacctmgr: error: Sending PersistInit msg: Connection refused"
 START = "sbatch: Job 2 to start at 2026-11-26T17:05:06 using 8 processors on nodes n[1-2] in partition batch"
 
 
@@ -52,19 +33,9 @@ def programs(monkeypatch, tmp_path):
     return make
 
 
-def accounts(programs, *associations, qos=(), default="teaching"):
-    shown = {"show assoc": "\n".join(associations), "show user": f"learner|{default}", "show qos": "\n".join(qos)}
-    programs("sacctmgr", shown)
-
-
 def request(nodes=1, devices=4, **asked):
     site = Site(cpus_per_rank=2, slurm={"gpus": "gres", **asked})
     return Request("ddp x mlp", slurm.resources(site, "train", nodes, devices))
-
-
-def checked(*requests, jobs=100, partition_qos=None, **asked):
-    site = Site(slurm=asked)
-    return slurm_accounts.check(site.slurm, requests or [request()], partition_qos or {}, jobs)
 
 
 def test_a_request_in_the_units_of_limits():
@@ -72,9 +43,9 @@ def test_a_request_in_the_units_of_limits():
     asked = Request("x", slurm.resources(site, "train", 2, 4))
     assert (asked.nodes, asked.gpus, asked.cores, asked.minutes) == (2, 8, 128, 60)
     assert str(asked) == "x (2 x 4 GPUs)"
-    assert gpus({"nodes": 2, "gres": "gpu:h200:4"}) == 8
-    assert [gpus({"gres": text}) for text in ("gpu:3", "gpu", "gpu:a100_3g.20gb", "shard:2,gpu:2")] == [3, 1, 1, 2]
-    assert [gpus({"slurm_extra": text}) for text in ("--x --gpus-per-node=a100:2", "--x", "")] == [2, 0, 0]
+    assert gpus_of({"nodes": 2, "gres": "gpu:h200:4"}) == 8
+    assert [gpus_of({"gres": text}) for text in ("gpu:3", "gpu", "gpu:a100_3g.20gb", "shard:2,gpu:2")] == [3, 1, 1, 2]
+    assert [gpus_of({"slurm_extra": text}) for text in ("--x --gpus-per-node=a100:2", "--x", "")] == [2, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -86,130 +57,17 @@ def test_gpus_of_any_type_are_counted_and_submitted(option, kind):
     assert f"{kind}:3" in " ".join(sbatch(asked.resources)) or kind is None
 
 
-def test_one_request_of_each_stage_and_size():
-    runs = [tiny_run("mlp", name) for name in ("single", "ddp", "fsdp")]
-    asked = {each.what: (each.stage, each.count) for each in jobs_of(runs, Site(slurm={}))}
-    assert asked == {
-        "single x mlp": ("train", 1),
-        "ddp x mlp": ("train", 2),
-        "evaluate of single x mlp": ("evaluate", 3),
-        "init of mlp": ("init", 1),
-        "noise_floor of mlp": ("noise_floor", 1),
-    }
-    assert jobs_of(runs, Site()) == []
-
-
-def test_a_queue_s_limits_are_those_of_what_goes_there(programs):
-    queues = {"large": {"qos": "normal"}, "few": {"qos": "small"}}
-    site = Site(slurm={"queues": queues, "queue": ["large"], "stages": {"evaluate": {"queue": ["few"]}}})
-    runs = [tiny_run("mlp", name) for name in ("single", "ddp", "fsdp")]
-    accounts(programs, association(), qos=[qos(MaxSubmitPU="3"), qos(Name="small", MaxSubmitPU="2")])
-    asked = partial(slurm_accounts.check, site.slurm, partition_qos={})
-    assert asked(jobs_of(runs[:2], site), jobs=100).wrong == []
-    assert asked(jobs_of(runs, site), jobs=2).wrong == []
-    (wrong,) = asked(jobs_of(runs, site), jobs=100).wrong
-    assert wrong.startswith("QOS small lets 2 jobs wait or run, and this call may submit 3")
-    few = site.slurm.queues["few"].model_copy(update={"jobs_max": 2})
-    site.slurm.queues["few"] = few
-    assert asked(jobs_of(runs, site), jobs=100).wrong == []
-
-
-@pytest.mark.parametrize(
-    ("names", "default", "asked", "said", "wrong"),
-    [
-        (["teaching"], "teaching", None, "account: teaching, your default", None),
-        (["teaching", "other"], "teaching", "Other", "account: other; also yours: teaching", None),
-        (["teaching"], "", "nope", None, "slurm.account is nope, which is not an account of yours; set"),
-        (["a", "b"], "", None, None, "you have no default account; set slurm.account to one of: a, b"),
-        ([], "", None, "account: Slurm records none for learner, so none limits the call", None),
-    ],
-)
-def test_which_account_is_charged(programs, names, default, asked, said, wrong):
-    accounts(programs, *(association(Account=name) for name in names), default=default)
-    answer = checked(account=asked)
-    assert answer.said == [said] * (said is not None)
-    assert len(answer.wrong) == (wrong is not None)
-    assert all(sentence.startswith(wrong) for sentence in answer.wrong)
-
-
-NEVER = (
-    "but ddp x mlp requests 4, so it would never start; lower nodes or ranks_per_node, or choose another queue or QOS"
-)
-LONG = "limits jobs to 30 min, but ddp x mlp requests 60; lower slurm.runtime"
-MANY = "lets 5 jobs wait or run, and this call may submit 100, of which Slurm would refuse the others; set jobs_max: 5"
-
-
-@pytest.mark.parametrize(
-    ("of_account", "of_qos", "words"),
-    [
-        ({"GrpTRES": "gres/gpu=2"}, {}, f"account teaching gives everybody's jobs 2 GPUs, {NEVER}"),
-        ({"MaxWall": "00:30:00"}, {}, f"account teaching {LONG}"),
-        ({"MaxSubmit": "5"}, {}, f"account teaching {MANY}"),
-        ({}, {"MaxTRESPU": "cpu=8,gres/gpu=2"}, f"QOS normal gives all jobs of a user 2 GPUs, {NEVER}"),
-        ({}, {"MaxTRESPU": "cpu=4"}, f"QOS normal gives all jobs of a user 4 cores, {NEVER.replace('4', '8')}"),
-        ({}, {"MaxTRES": "gres/gpu=2"}, f"QOS normal gives a job 2 GPUs, {NEVER}"),
-        ({}, {"MaxSubmitPU": "5"}, f"QOS normal {MANY}"),
-    ],
-)  # fmt: skip
-def test_a_limit_that_the_call_exceeds(programs, of_account, of_qos, words):
-    accounts(programs, association(**of_account), qos=[qos(**of_qos)])
-    (wrong,) = checked(replace(request(), count=100)).wrong
-    assert wrong.startswith(words)
-    assert checked(request(devices=1, runtime=20), jobs=5).wrong == []
-
-
-def test_a_qos_that_the_account_may_not_use(programs):
-    accounts(programs, association(QOS="normal,long"))
-    (wrong,) = checked(request(qos="small")).wrong
-    assert wrong.startswith("QOS small is not one of account teaching; ")
-    assert wrong.endswith("to one of: normal, long")
-    assert checked(request(qos="long")).wrong == []
-
-
-def test_limits_that_it_keeps_are_said_with_the_number_of_jobs_at_once(programs):
-    accounts(programs, association(MaxJobs="3"), qos=[qos(MaxTRESPU="gres/gpu=16")])
-    assert checked().said == [
-        "account: teaching, your default",
-        "limit: account teaching runs 3 of your jobs at a time; others wait",
-        "limit: QOS normal gives all jobs of a user 16 GPUs at a time: 4 times ddp x mlp (1 x 4 GPUs)",
-    ]
-
-
-def test_the_qos_of_a_partition_limits_too_and_an_association_may_be_of_one_partition(programs):
-    of_gpu = association(Partition="gpu", GrpTRES="gres/gpu=1")
-    accounts(programs, association(), of_gpu, qos=[qos(), qos(Name="part", MaxTRESPU="gres/gpu=2")])
-    assert checked(request(partition="batch")).wrong == []
-    assert "account teaching gives everybody's jobs 1 GPUs" in checked(request(partition="gpu")).wrong[0]
-    (wrong,) = checked(request(partition="batch"), partition_qos={"batch": "part"}).wrong
-    assert "QOS part gives all jobs of a user 2 GPUs" in wrong
-
-
-def test_associations_on_another_cluster_are_not_asked(programs):
-    accounts(programs, association(), association(Cluster="elsewhere", Account="there"))
-    programs("scontrol", {"show config": "Configuration data\nClusterName             = box\n"})
-    assert checked().said == ["account: teaching, your default"]
-
-
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        (None, "sacctmgr was not found"),
-        (f"#!/bin/sh\necho '{NO_DBD}' >&2\nexit 1\n", f"sacctmgr does not answer ({NO_DBD})"),
-    ],
-)
-def test_without_accounting_it_is_said_that_limits_are_unknown(programs, script, reason):
-    if script:
-        programs("sacctmgr", {})
-        (Path(os.environ["PATH"]) / "sacctmgr").write_text(script)
-    answer = checked()
-    assert (answer.said, answer.wrong) == ([f"account and limits: unknown, because {reason}"], [])
+def test_the_jobs_of_a_call_have_the_sizes_of_its_runs():
+    asked = {each.what: each.nodes for each in jobs_of([tiny_run("mlp", "ddp")], Site(slurm={}))}
+    assert asked == {f"{stage} of ddp x mlp": 1 for stage in ("train", "evaluate", "init", "noise_floor")}
+    assert jobs_of([tiny_run("mlp")], Site()) == []
 
 
 def test_when_the_largest_job_would_start_and_where(programs):
     programs("sbatch", {"--test-only": START})
     small, large = request(devices=1), request(nodes=2)
-    placed, answer = slurm_trial.trial([large, small])
-    assert [each.partition for each in placed] == ["batch", "batch"]
+    answer = slurm_limits.trial([large, small])
+    assert answer.placed == {large.queue: "batch"}
     start = "start: ddp x mlp (2 x 4 GPUs), the largest job for batch, would start at 2026-11-26T17:05:06"
     assert (answer.said, answer.wrong) == ([start], [])
 
@@ -223,7 +81,7 @@ def test_when_the_largest_job_would_start_and_where(programs):
 )
 def test_a_job_that_slurm_would_refuse(programs, text, said, wrong):
     programs("sbatch", {"--test-only": text}, status=1)
-    _, answer = slurm_trial.trial([request()])
+    answer = slurm_limits.trial([request()])
     reason = text.removeprefix("allocation failure: ")
     for sentences, part in ((answer.said, said), (answer.wrong, wrong)):
         assert len(sentences) == (part is not None)
@@ -233,11 +91,10 @@ def test_a_job_that_slurm_would_refuse(programs, text, said, wrong):
 def test_a_driver_inside_a_job_is_told_so_and_nothing_is_asked_without_slurm(programs, monkeypatch):
     monkeypatch.setenv(slurm.DRIVER, "7")
     config = load.config({"site": "test", "strategies": ["ddp"], "workloads": ["mlp"]})
-    said, wrong = preflight.queues(tiny_run("mlp", "ddp"), config, 100)
-    assert "driver: this call runs in Slurm job 7 and ends with it" in said[0]
-    assert said[1:] == ["account and limits: unknown, because sacctmgr was not found"]
+    (said,), wrong = preflight.queues(tiny_run("mlp", "ddp"), config)
+    assert "driver: this call runs in Slurm job 7 and ends with it" in said
     assert wrong == []
-    assert preflight.queues(tiny_run("mlp"), load.config({}), None) == ([], [])
+    assert preflight.queues(tiny_run("mlp"), load.config({})) == ([], [])
 
 
 MOUNTS = """proc /proc proc rw 0 0
@@ -270,26 +127,15 @@ def test_quotas_of_lustre_and_nfs(programs):
     assert project_folder.quota_of("/dev/sda1", "/", "ext4") is None
 
 
-def test_a_folder_that_is_too_small_or_purged_or_at_home(programs, monkeypatch, tmp_path):
-    home, scratch = tmp_path / "home", tmp_path / "scratch"
-    for folder in (home, scratch):
-        folder.mkdir()
+def test_a_folder_that_is_too_small(programs, monkeypatch, tmp_path):
     mounts = tmp_path / "mounts"
-    mounts.write_text(f"nas:/home {home} nfs4 rw 0 0\n")
+    mounts.write_text(f"nas:/home {tmp_path} nfs4 rw 0 0\n")
     monkeypatch.setattr(project_folder, "MOUNTS", mounts)
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("SCRATCH", str(scratch))
     programs("quota", {"-w": QUOTA.replace("9437184*", "10000000*")})
-    said, wrong = project_folder.look(home, 2**30)
-    assert said[0].startswith(f"folder: {home} is on nfs4, mounted at {home}, with ")
-    assert said[1:] == [
-        "quota: you use 9.5 GiB of 10.0 GiB, 70,000 of 100,000 files",
-        "folder: it is in your home, which is often small and slow; $SCRATCH is larger",
-    ]
-    assert wrong == [f"your quota at {home} leaves less than 1.0 GiB; free some, or use another folder"]
-    said, wrong = project_folder.look(scratch, 2**30)
-    assert said[-1].startswith("purge: the folder is in $SCRATCH, where clusters delete old files")
-    assert wrong == []
+    said, wrong = project_folder.look(tmp_path, 2**30)
+    assert said[0].startswith(f"folder: {tmp_path} is on nfs4, mounted at {tmp_path}, with ")
+    assert said[1:] == ["quota: you use 9.5 GiB of 10.0 GiB, 70,000 of 100,000 files"]
+    assert wrong == [f"your quota at {tmp_path} leaves less than 1.0 GiB; free some, or use another folder"]
 
 
 NCCL = (
@@ -298,14 +144,14 @@ NCCL = (
 
 
 def test_the_network_in_nccl_s_log():
-    assert "uses TCP, which is slow" in nccl_network.sentence(NCCL.format("Socket"))
-    assert "NCCL uses AWS Libfabric" in nccl_network.sentence(NCCL.format("AWS Libfabric"))
-    assert nccl_network.sentence("NCCL INFO cudaDriverVersion 13000\n") is None
+    assert "uses TCP, which is slow" in gpus.network(NCCL.format("Socket"))
+    assert "NCCL uses AWS Libfabric" in gpus.network(NCCL.format("AWS Libfabric"))
+    assert gpus.network("NCCL INFO cudaDriverVersion 13000\n") is None
 
 
 def test_a_log_that_the_user_asked_for_stays_where_it_goes(monkeypatch, tmp_path):
     monkeypatch.delenv("NCCL_DEBUG", raising=False)
     monkeypatch.setenv("NCCL_DEBUG_FILE", "")
-    assert nccl_network.log_to(tmp_path / "log")
+    assert gpus.log_nccl_to(tmp_path / "log")
     assert os.environ["NCCL_DEBUG_FILE"] == str(tmp_path / "log")
-    assert not nccl_network.log_to(tmp_path / "other")
+    assert not gpus.log_nccl_to(tmp_path / "other")

@@ -33,7 +33,7 @@ MAY_IMPORT["cli"] = {*MAY_IMPORT}
 NO_TORCH = ("ground", "patches", "settings", "data", "records", "report", "runs", "workflow")
 
 
-LOGIN = ["resolve", "download", "prepare", "wheelhouse", "image", "launch", "preflight", "summarize"]
+LOGIN = ["resolve", "prepare", "image", "launch", "preflight", "summarize"]
 LOGIN += ["report", "status"]
 """Programs of the login node."""
 
@@ -115,7 +115,7 @@ def test_no_verb_imports_another():
 
 def test_what_runs_in_the_image_imports_no_package_of_the_table_and_the_report():
     """The image has none of them; pandas, besides, starts threads, after which nothing can be forked."""
-    programs = "init prove train noise_floor evaluate compare plan preflight launch forkserver"
+    programs = "init check_model train noise_floor evaluate plan preflight launch forkserver"
     found, todo = set(), [PACKAGE / f"cli/{program}.py" for program in programs.split()]
     while todo:
         path = todo.pop()

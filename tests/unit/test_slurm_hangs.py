@@ -8,7 +8,7 @@ from shardlab.errors import UserError
 from shardlab.runs import run_status, slurm, slurm_limits, slurm_reattach
 from shardlab.settings.sites import Site
 
-CLIENTS = ("sacct", "sacctmgr", "sbatch", "scontrol", "sinfo", "squeue", "sshare")
+CLIENTS = ("sacct", "sbatch", "scontrol", "sinfo", "squeue", "sshare")
 
 
 @pytest.fixture

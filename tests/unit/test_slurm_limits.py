@@ -2,16 +2,11 @@
 
 import pytest
 
-from shardlab.runs.slurm_limits import means, minutes
+from shardlab.runs.slurm_limits import means
 from shardlab.settings.sites import Site
 
 BATCH = {"PartitionName": "batch", "MaxTime": "02:00:00", "PreemptMode": "REQUEUE", "GraceTime": "10"}
 CONFIG = {"JobRequeue": "1", "PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE", "KillWait": "30 sec"}
-
-
-def test_slurm_s_times():
-    times = {"02:00:00": 120, "1-00:00:00": 1440, "30:00": 30, "UNLIMITED": None, "": None}
-    assert {text: minutes(text) for text in times} == times
 
 
 @pytest.mark.parametrize(

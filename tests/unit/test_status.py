@@ -1,4 +1,4 @@
-"""The state of a run, and a table of all; looking changes nothing."""
+"""What happens next with a run, and a table of all; looking changes nothing."""
 
 import fcntl
 import io
@@ -14,7 +14,7 @@ from shardlab.cli import status
 from shardlab.records import manifest
 from shardlab.records.reports import Attempt
 from shardlab.runs.attempts import Attempts
-from shardlab.runs.run_status import NOT_BEGUN, next_action, queue, status_of
+from shardlab.runs.run_status import NOT_BEGUN, next_action, progress, queue
 from shardlab.runs.slurm_reattach import name_of
 from shardlab.train import loop
 
@@ -66,16 +66,17 @@ def under_way(results, *whys, steps=3):
 
 
 @pytest.mark.parametrize(
-    ("whys", "state", "why"),
+    ("whys", "action"),
     [
-        ((None,), "stopped", "died without reporting"),
-        (("stopped: SIGTERM",), "stopped", "stopped: SIGTERM"),
-        (("error: rank 1 failed",), "failed", "error: rank 1 failed"),
+        ((None,), "attempt 1 (here) died without reporting"),
+        (("stopped: SIGTERM",), "attempt 1 (here) stopped: SIGTERM"),
+        (("lost: killed", "error: rank 1 failed"), "attempt 2 (here) error: rank 1 failed"),
     ],
 )
-def test_a_run_that_is_not_trained_now(tmp_path, whys, state, why):
-    found = status_of(RUN, under_way(tmp_path, *whys), {})
-    assert (found.state, found.why, found.step, found.steps, found.seconds_left) == (state, why, 3, 9, None)
+def test_a_run_that_is_not_trained_now(tmp_path, whys, action):
+    folder = under_way(tmp_path, *whys)
+    assert next_action(RUN, folder) == f"from its first step: no checkpoint; {action}"
+    assert progress(folder) == (3, 9, 1.0, 2.5, 12)
 
 
 def test_a_run_whose_job_waits_and_why(tmp_path, monkeypatch):
@@ -95,34 +96,19 @@ def test_a_run_whose_job_waits_and_why(tmp_path, monkeypatch):
     assert queued == {"ddp/mlp": "job 7 waits: QOSMaxGRESPerUser", "fsdp_tp/mlp": "job 8"}
     (asked,) = (tmp_path / "asked").read_text().splitlines()
     assert asked == f"--me --noheader --states=PENDING --name={name} --format=%i|%r|%k"
-    found = status_of(RUN, tmp_path / "ddp/mlp", queued)
-    assert (found.state, found.where) == ("queued", "job 7 waits: QOSMaxGRESPerUser")
     action = next_action(RUN, tmp_path / "ddp/mlp", queued)
     assert action == "job 7 waits: QOSMaxGRESPerUser; the next call follows it"
 
 
-def test_a_run_that_is_trained_now(tmp_path):
-    folder = under_way(tmp_path, None)
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        found = status_of(RUN, folder, {})
-        assert (found.state, found.where, found.seconds_left, found.samples_per_second) == ("running", "here", 12, 2.5)
-        under_way(tmp_path, "lost: killed", None)
-        assert status_of(RUN, folder, {}).state == "resumed"
-
-
-def test_runs_that_are_done_or_of_other_settings_or_not_begun(tmp_path):
+def test_a_finished_run_of_other_settings(tmp_path):
     finished(tmp_path, RUN)
-    assert status_of(RUN, tmp_path / "ddp/mlp", {}).state == "done"
-    other = status_of(RUN.model_copy(update={"seed": 7}), tmp_path / "ddp/mlp", {})
-    assert (other.state, other.why) == ("stale", "a different seed")
-    assert status_of(RUN, tmp_path / "single/mlp", {}).state == "waiting"
+    other = next_action(RUN.model_copy(update={"seed": 7}), tmp_path / "ddp/mlp")
+    assert other.startswith("from its first step: a different seed; ")
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_table_of_all_runs_is_updated_until_ctrl_c_or_printed_once(tmp_path, monkeypatch, terminal):
-    """In 80 columns; those first that need a look."""
-    under_way(tmp_path, "error: boom")
+def test_the_table_of_all_runs_is_updated_until_ctrl_c(tmp_path, monkeypatch):
+    """Those first that need a look."""
+    folder = under_way(tmp_path, "error: boom")
     updates = iter([lambda: under_way(tmp_path, "error: boom", steps=5)])
 
     def wait(_):
@@ -131,15 +117,15 @@ def test_the_table_of_all_runs_is_updated_until_ctrl_c_or_printed_once(tmp_path,
         else:
             raise KeyboardInterrupt
 
+    def look():
+        actions = {"single x mlp": NOT_BEGUN, "ddp x mlp": next_action(RUN, folder)}
+        return status.table(actions, [progress(tmp_path / "single/mlp"), progress(folder)])
+
     monkeypatch.setattr(status.time, "sleep", wait)
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=terminal, width=80, height=24, color_system=None)
-    runs = [tiny_run("mlp"), RUN]
-    places = [(run, tmp_path / run.strategy / "mlp") for run in runs]
-    status.show(console, lambda: status.table([status_of(*place, {}) for place in places]), 0.1)
-    seen = screen.getvalue()
-    rows = [" ".join(line.split()) for line in seen.splitlines()]
-    assert "2 runs: 1 failed, 1 waiting" in rows[0]
-    assert rows[2:4] == ["ddp/mlp failed 3/9 1.0000 2.5 error: boom", "single/mlp waiting"]
-    assert ("ddp/mlp failed 5/9" in " ".join(rows)) == terminal
-    assert ("\x1b" in seen) == terminal
+    status.show(Console(file=screen, force_terminal=True, width=80, height=24, color_system=None), look, 0.1)
+    rows = [" ".join(line.split()) for line in screen.getvalue().splitlines()]
+    assert "2 runs: 1 not begun, 1 begun" in rows[0]
+    assert rows[2].startswith("ddp x mlp 3/9 1.0000 2.5 from its first step: no ")
+    assert "single x mlp not begun" in rows[3:]
+    assert "ddp x mlp 5/9" in " ".join(rows)

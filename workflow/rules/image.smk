@@ -42,13 +42,13 @@ rule image:
             include={"command", "base", "rocm_image", "mirror", "build_flags"}
         ),
         variables=SITE.environment_clear,
-        wheelhouse=subpath(input.wheels, parent=True),
+        wheels=subpath(input.wheels, parent=True),
     message:
         "Building the image containers/train.sif, which takes minutes"
     shell:
         f"{SHARDLAB} image"
         " --container {params.container:q} --definition {input.definition:q}"
-        " --lock {input.lock:q} --wheelhouse {params.wheelhouse:q} --clear {params.variables:q}"
+        " --lock {input.lock:q} --wheels {params.wheels:q} --clear {params.variables:q}"
         " --output {output:q} > {log:q} 2>&1"
 
 

@@ -35,18 +35,11 @@ rule preflight_login:
         environment("workflow")
     params:
         config=CONFIG_JSON,
-        jobs=[
-            f"--jobs={number}"
-            for number in [
-                REQUESTS.limits(workflow.resource_settings.nodes).get("_nodes")
-            ]
-            if number
-        ],
     message:
         "Looking at the login node"
     shell:
-        f"{SHARDLAB} preflight"
-        " login --config {params.config:q} --settings {input:q} {params.jobs:q} --output {output:q} > {log:q} 2>&1"
+        f"{SHARDLAB} preflight_login"
+        " --config {params.config:q} --settings {input:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule preflight_nodes:
@@ -104,5 +97,5 @@ rule preflight:
     message:
         f"Looking at site {CONFIG.site} is complete"
     shell:
-        f"{SHARDLAB} preflight"
-        " show --settings {input.settings:q} --reports {input.reports:q} | tee {log:q}"
+        f"{SHARDLAB} preflight_show"
+        " --settings {input.settings:q} --reports {input.reports:q} | tee {log:q}"

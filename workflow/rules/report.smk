@@ -4,7 +4,6 @@
 localrules:
     summarize,
     report,
-    bill,
 
 
 rule summarize:
@@ -61,23 +60,4 @@ rule report:
         "Drawing the report: results/report.html"
     shell:
         f"{SHARDLAB} report"
-        " --config {params.config:q} --results results > {log:q} 2>&1"
-
-
-# What all jobs of this folder requested and used; `shardlab bill` writes it at any time.
-rule bill:
-    input:
-        FILES.every_result(),
-    output:
-        "results/bill.md",
-    log:
-        "results/logs/bill.log",
-    conda:
-        environment("workflow")
-    params:
-        config=CONFIG_JSON,
-    message:
-        "Writing the bill: results/bill.md"
-    shell:
-        f"{SHARDLAB} bill"
         " --config {params.config:q} --results results > {log:q} 2>&1"

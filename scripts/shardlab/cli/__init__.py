@@ -1,4 +1,4 @@
-"""The command ``shardlab``: a module per verb, whose ``main`` has its options as parameters (see ``program``)."""
+"""The command ``shardlab``: verbs, whose functions have their options as parameters (see ``program``)."""
 
 import argparse
 import math
@@ -26,6 +26,10 @@ VERBS = {
         "bill": "sum up what jobs requested and used",
     },
     "Stages, which the rules call": {
+        "preflight_login": "check the login node",
+        "preflight_nodes": "check each node of a job",
+        "preflight_ranks": "check all ranks of a job",
+        "preflight_show": "print what was found",
         "launch": "start a stage as the site requires: job, image, ranks",
         "download": "download a data set or model from the hub",
         "prepare": "encode a data set as arrays",
@@ -47,6 +51,15 @@ VERBS = {
     },
 }
 """Groups of verbs, in the order in which people meet them: what each does."""
+MODULES = {
+    "capture": "diagnose",
+    "compare": "evaluate",
+    "download": "prepare",
+    "prove": "check_model",
+    "wheelhouse": "image",
+    **dict.fromkeys(("preflight_login", "preflight_nodes", "preflight_ranks", "preflight_show"), "preflight"),
+}
+"""Verb: the module with the function of its name. Others are the ``main`` of a module of their name."""
 WIDTH = 78
 """Of the text of a verb's help, in characters."""
 
@@ -72,15 +85,16 @@ def program(main: Callable[..., int | None]) -> Callable[[], int | None]:
     """Return a program that calls ``main`` with what ``sys.argv`` has for its parameters.
 
     Each is an option, required without a default; a positional one is an argument. A string in its ``Annotated`` type
-    is its help, a function what parses it. ``config`` and ``results`` are those of `settings/load.py`. The help of the
-    verb is the docstring of its module.
+    is its help, a function what parses it. ``config`` and ``results`` are those of `settings/load.py`. The help of a
+    verb is its docstring; of a ``main``, that of its module.
     """
 
     def start() -> int | None:
         import inspect  # not before: `shardlab launch` has to start at once
         import textwrap
 
-        about = [textwrap.fill(text, WIDTH) for text in str(sys.modules[main.__module__].__doc__).split("\n\n")]
+        described = sys.modules[main.__module__] if main.__name__ == "main" else main
+        about = [textwrap.fill(text, WIDTH) for text in inspect.getdoc(described).split("\n\n")]  # type: ignore[union-attr]
         parser = argparse.ArgumentParser(
             description="\n\n".join(about), formatter_class=argparse.RawDescriptionHelpFormatter
         )
@@ -121,7 +135,8 @@ def _add(parser: argparse.ArgumentParser, parameter: Any) -> None:
         parser.add_argument(name, **options)
     else:
         default = None if required else parameter.default
-        parser.add_argument(f"--{name.replace('_', '-')}", required=required, default=default, **options)
+        short = ["-n"] if name == "dry_run" else []
+        parser.add_argument(*short, f"--{name.replace('_', '-')}", required=required, default=default, **options)
 
 
 def main() -> None:

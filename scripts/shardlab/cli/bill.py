@@ -1,22 +1,17 @@
-"""Write the bill of a folder's jobs: hours requested, used and used by starts that
-failed, by stage and strategy, from Slurm's accounting.
+"""Print the bill of a folder's jobs: hours requested, used and used by starts that failed, by stage, from Slurm's
+accounting.
 
 Example: shardlab bill --config site=engaging
 """
 
-import argparse
+from pathlib import Path
 
-from shardlab.files import write_text
+from shardlab.cli import program
 from shardlab.runs.bill import bill
-from shardlab.settings import load
+from shardlab.settings.config import Config
 
 
-def main() -> None:
-    """Write bill.md and print it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    load.add_config_argument(parser)
-    load.add_results_argument(parser)
-    args = parser.parse_args()
-    text = bill(args.config, args.results)
-    write_text(args.results / "bill.md", text)
-    print(text)
+@program
+def main(config: Config, results: Path) -> None:
+    """Print it."""
+    print(bill(config, results.resolve().parent))

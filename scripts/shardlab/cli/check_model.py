@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 from shardlab.cli import program
 from shardlab.data import hub_download
 from shardlab.errors import UserError
+from shardlab.files import read_json
 from shardlab.settings import load, pretrained
-from shardlab.settings.types import Model
+from shardlab.settings.types import Model, read_run
 
 if TYPE_CHECKING:
     from shardlab.proof.prove import Proof
@@ -73,7 +74,7 @@ def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
     # Imports take seconds.
     from shardlab.models import _transformers
     from shardlab.proof import proof_table, tiny_config
-    from shardlab.proof.prove import prove
+    from shardlab.proof import prove as of_model
     from shardlab.proof.tiny_runs import Written
 
     pretrained.check_plain(folder)
@@ -91,7 +92,7 @@ def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
     proofs = []
     unread = _transformers.unread(written.task, str(folder), {})
     print("\n".join([*tiny_config.about(config, unread=unread), proof_table.HEAD]), flush=True)
-    for proof in prove(tiny, dict.fromkeys(names), written):
+    for proof in of_model.prove(tiny, dict.fromkeys(names), written):
         proofs.append(proof)
         print(proof_table.line(proof), flush=True)
     print(
@@ -114,3 +115,27 @@ def config_folder(name: str, revision: str, downloads: Path) -> Path:
     model = Model(name=name, args={"pretrained": False, "revision": revision}, blocks=[], tensor={}, segments=0)
     hub_download.download_model(pretrained.settings(model, "check-model"), downloads)
     return downloads
+
+
+@program
+def prove(settings: Path, strategies: Annotated[Path, "JSON file of what may train it"], output: Path) -> None:
+    """Prove on a tiny model which strategies may train a workload of transformers (see check-model).
+
+    Writes the table, and proofs.json next to it. A strategy that is refused there is not trained.
+    """
+    # Imports take seconds.
+    from shardlab.models import _transformers
+    from shardlab.proof import of_workload, proof_table, tiny_config
+
+    run = read_run(settings)
+    listed = read_json(strategies, "strategies to prove", "run the workflow, which writes it")
+    parts = max((each["tensor_parts"] for each in listed.values()), default=1)
+    proofs = of_workload.check(run, listed, output.with_name(pretrained.PROOFS), parts)
+    folder, changes = str(run.model.folder), run.model.args
+    config, _ = _transformers.configuration(folder, changes)
+    unread = _transformers.unread(run.task, folder, changes)
+    above = tiny_config.about(config, of_workload.longest(run), unread) if any(p.trained for p in proofs) else []
+    above.append(proof_table.HEAD)
+    table = "\n".join([*above, *map(proof_table.line, proofs), "", *proof_table.summary(proofs)])
+    print(table)
+    output.write_text(f"{table}\n", encoding="utf-8")

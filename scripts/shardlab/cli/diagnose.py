@@ -5,6 +5,7 @@ Other trainings are compared by the command traindiff (docs/diagnose.md).
 """
 
 import argparse
+import json
 import math
 import tempfile
 from pathlib import Path
@@ -16,6 +17,8 @@ from shardlab.data.order import BatchOrder
 from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.records import metrics
+from shardlab.records.script_lines import parse
+from shardlab.runs import script_place
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run, read_run
 from traindiff import command_line
@@ -36,19 +39,19 @@ def main(
 ) -> None:
     """Capture `single` and a twin of it, compare, write the page and print its first sentence."""
     from shardlab.runtime import distributed
-    from shardlab.train import capture  # imports take seconds
+    from shardlab.train import capture as steps  # imports take seconds
     from shardlab.train.perturbed import move
 
     run = read_run(like)
     # In the strategy's arithmetic: DeepSpeed has no float64, and a script has dumped what it trained.
-    run = run if run.script else capture.settings(run)
-    single = capture.settings(read_run(settings), dtype=run.recipe.dtype)
+    run = run if run.script else steps.settings(run)
+    single = steps.settings(read_run(settings), dtype=run.recipe.dtype)
     distributed.start(single.site)
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         place = Path(folder)
-        capture.capture(single, data, weights, place / "single", divided_like=run)
+        steps.capture(single, data, weights, place / "single", divided_like=run)
         move(single, weights, 0, place / "twin.safetensors")
-        capture.capture(single, data, place / "twin.safetensors", place / "twin")
+        steps.capture(single, data, place / "twin.safetensors", place / "twin")
         try:
             found = diagnose(_pair(run, other, place / "single", place / "twin"))
         except InputError as error:
@@ -94,3 +97,34 @@ def _pair(run: Run, other: Path, reference: Path, twin: Path) -> Pair:
     for path, name in names.items():
         pair.actual.about["notes"] = [note.replace(path, name) for note in pair.actual.about["notes"]]
     return pair
+
+
+@program
+def capture(settings: Path, data: Path, weights: Path, output: Path) -> None:
+    """Take the first steps of a run and write what each of them read and computed, for a diagnosis.
+
+    `shardlab launch` starts it on each rank. Of a script, it copies what its training wrote.
+    """
+    from shardlab.runtime import distributed
+    from shardlab.train import capture as steps  # imports take seconds
+
+    run = read_run(settings)
+    if run.script:
+        script_place.copy_dumps(settings.parent, output, run.script)
+        _add_reported(settings.parent / script_place.OUTPUT / metrics.NAME, output)
+        return
+    run = steps.settings(run)
+    distributed.start(run.site, run.site.hang_seconds)
+    steps.capture(run, data, weights, output)
+    distributed.finish()
+
+
+def _add_reported(lines: Path, dumps: Path) -> None:
+    """Add the losses that a script reports to what it dumped of its steps."""
+    texts = lines.read_text(encoding="utf-8").splitlines() if lines.exists() else []
+    reported = {line.step: line.loss for line in (parse(text, str(lines)) for text in texts if text.strip())}
+    for path in dumps.glob("step-*.json"):
+        step = int(path.stem.removeprefix("step-"))
+        if step in reported:
+            shown = json.loads(path.read_text(encoding="utf-8"))
+            write_text(path, json.dumps(shown | {"reported_loss": reported[step]}))

@@ -6,13 +6,18 @@ fit one device (recipe.evaluation).
 
 from pathlib import Path
 
+import torch
+
 from shardlab.cli import program
 from shardlab.data import store
 from shardlab.errors import remedy
+from shardlab.files import sha256
+from shardlab.models.weights_difference import count_rounded, fixed_weights, weights_difference
 from shardlab.records.done import AVERAGED, weights_digest
-from shardlab.records.reports import InitialReport, TestReport
+from shardlab.records.reports import InitialReport, TestReport, WeightsReport
 from shardlab.runtime import distributed
 from shardlab.settings import code_fingerprint, run_identity
+from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import read_run
 from shardlab.train.evaluation import evaluate, evaluate_average
 
@@ -20,7 +25,6 @@ from shardlab.train.evaluation import evaluate, evaluate_average
 @program
 def main(settings: Path, data: Path, weights: Path, output: Path, initial: Path | None = None) -> None:
     """Evaluate and write test.json."""
-
     run = read_run(settings)
     fingerprint = store.fingerprint_of(data)
     drawn = InitialReport.read(initial, remedy("recreate it", initial, "-f")) if initial else None
@@ -45,3 +49,22 @@ def main(settings: Path, data: Path, weights: Path, output: Path, initial: Path 
         of_average = "" if report.ema_loss is None else f"  test loss of the averaged weights {report.ema_loss:.6g}"
         print(f"test loss {report.loss:.6g}{metric}{of_average}  samples {report.samples}")
     distributed.finish()
+
+
+@program
+def compare(settings: Path, weights: Path, single: Path, initial: Path, output: Path) -> None:
+    """Compare a run's final weights with those of `single`, one parameter at a time."""
+    run = read_run(settings)
+    precision = PRECISIONS[run.recipe.arithmetic]
+    low = None if precision.is_full else getattr(torch, precision.dtype)
+    report = WeightsReport(
+        weights=weights_digest(weights),
+        single_weights=weights_digest(single),
+        initial_weights=sha256(initial),
+        differences=weights_difference(weights, single),
+        exact=fixed_weights(single, initial),
+        **(count_rounded(weights, single, initial, low) if low else {}),
+    )
+    report.write(output)
+    name = max(report.differences, key=lambda name: report.differences[name])
+    print(f"{run.strategy} x {run.workload}: largest difference {report.differences[name]:.1e}, of {name}")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Annotated
 
 from shardlab.cli import program
-from shardlab.errors import UserError, remedy
-from shardlab.files import ROOT, read_json, sha256, write_json
+from shardlab.errors import UserError
+from shardlab.files import ROOT, sha256, write_json
 from shardlab.runs import debian
 from shardlab.runs.container import require
 from shardlab.runs.images import ImageReport
@@ -30,6 +30,10 @@ ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Names of architectures in an image's label, and those that Linux uses."""
 COMPRESSION = "-comp zstd -Xcompression-level 3"
 """Of the image's file system."""
+IN_ROCM_IMAGE = ("torch", "triton")
+"""Packages that an image with PyTorch for ROCm provides itself."""
+OF_NVIDIA = ("nvidia-", "cuda-")
+"""Prefixes of packages that are only used on NVIDIA GPUs."""
 
 
 @program
@@ -38,7 +42,7 @@ def main(
     container: Annotated[Container, "the site's `container` settings (JSON)"],
     definition: Path = ROOT / "containers/train.def",
     lock: Path = ROOT / "envs/train.txt",
-    wheelhouse: Annotated[Path, "folder of wheels"] = ROOT / "containers/wheelhouse",
+    wheels: Annotated[Path, "folder of wheels"] = ROOT / "containers/wheelhouse",
     clear: Annotated[Sequence[str], "environment variables to remove before the build"] = (),
 ) -> None:
     """Build or inspect the image, then write the report."""
@@ -55,7 +59,7 @@ def main(
     image = named_file or output.with_name(output.name.split(".")[0] + ".sif")
     if named_file is None:
         begin = time.monotonic()
-        build(container, image, definition, build_arguments(container, definition, lock, wheelhouse))
+        build(container, image, definition, build_arguments(container, definition, lock, wheels))
         seconds = round(time.monotonic() - begin, 1)
         facts = {"base": container.base, "compression": "zstd", "build_seconds": seconds}
     elif not image.is_file():
@@ -106,7 +110,7 @@ def build_arguments(settings: Container, definition: Path, lock: Path, wheels: P
     """Return the values of the placeholders in the definition file.
 
     Raises:
-        UserError: the wheels were collected for another Python than the base has, or were changed.
+        UserError: the wheels were collected for another Python than the base has.
     """
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     if settings.base == "debootstrap" and python != "3.11":
@@ -114,7 +118,6 @@ def build_arguments(settings: Container, definition: Path, lock: Path, wheels: P
             f"base debootstrap is Debian 12 with Python 3.11, but the wheels are those of Python {python}; run "
             "Snakemake with Python 3.11, or set container.base to docker."
         )
-    check_wheels(wheels, settings.base)
     mirror = settings.mirror or (debian.mirror() if settings.base == "debootstrap" else "none")
     versions = dict(re.findall(r"^(deepspeed)==(\S+)", lock.read_text(encoding="utf-8"), flags=re.MULTILINE))
     describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
@@ -139,26 +142,6 @@ def build_arguments(settings: Container, definition: Path, lock: Path, wheels: P
     } | versions
 
 
-def check_wheels(folder: Path, base: str) -> None:
-    """Compare the wheels with the list of collected ones.
-
-    Raises:
-        UserError: one is missing or was changed, or PyTorch's own is among those for base rocm.
-    """
-    wheels = read_json(folder / "wheels.json", "list of the wheels", "collect them again")
-    if base == "rocm" and any(name.startswith("torch-") for name in wheels):
-        raise UserError(
-            f"{folder} has a wheel of PyTorch, which is built for CUDA and was collected for another base than rocm; "
-            f"{remedy('collect again', folder / 'wheels.json', '-f')}."
-        )
-    for name, digest in wheels.items():
-        if not (folder / name).is_file() or sha256(folder / name) != digest:
-            raise UserError(
-                f"{folder / name} is not the wheel that was collected (its SHA-256 differs); "
-                f"{remedy('collect them again', folder / 'wheels.json', '-f')}."
-            )
-
-
 def labels(command: str, image: Path) -> dict[str, str]:
     """Return an image's labels, without those of its definition file: they name the mirror of this machine."""
     inspect = subprocess.run([command, "inspect", "--json", str(image)], capture_output=True, text=True)
@@ -172,3 +155,43 @@ def pytorch(labelled: dict[str, str]) -> dict[str, str | int | None]:
     """Return the report's fields about an image's PyTorch, from its labels; None for missing labels."""
     versions: dict[str, str | None] = {name: labelled.get(f"shardlab.{name}") for name in ("torch", "cuda", "rocm")}
     return versions | {"driver": torch_releases.driver_needed(versions["cuda"])}
+
+
+@program
+def wheelhouse(
+    lock: Path,
+    output: Annotated[Path, "list to write; the wheels go into its folder"],
+    base: Annotated[str, "the site's container.base"] = Container().base,
+) -> None:
+    """Collect the pinned wheels of the image, on the login node, with the pip settings of this machine."""
+    folder = output.parent
+    new = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    lines = lock.read_text(encoding="utf-8").splitlines()
+    if subprocess.run(pip_command(base, lock, lines, new)).returncode:
+        shutil.rmtree(new, ignore_errors=True)
+        raise UserError(f"pip could not collect the packages of {lock}; see the error above.")
+    write_json(new / output.name, sorted(path.name for path in new.glob("*.whl")))
+    shutil.rmtree(folder, ignore_errors=True)
+    new.rename(folder)
+
+
+def pip_command(base: str, lock: Path, lines: list[str], folder: Path) -> list[str]:
+    """Build pip's command that puts the wheels of a lock file, given by its ``lines``, into ``folder``."""
+    # `wheel`, not `download`: source packages are built here, so that the image needs no index for them either.
+    collect = [sys.executable, "-m", "pip", "wheel", "--quiet", "--use-pep517", "--wheel-dir", str(folder)]
+    if base != "rocm":
+        return [*collect, "-r", str(lock)]
+    # The lock file has every package, and dependencies would bring PyTorch for CUDA back.
+    return [*collect, "--no-deps", *for_rocm(lines)]
+
+
+def for_rocm(lines: list[str]) -> list[str]:
+    """Return the pins of a lock file that are installed on top of an image with PyTorch for ROCm."""
+    pins = [line.split("#")[0].strip() for line in lines if re.match("[A-Za-z0-9]", line)]
+    names = [re.split("[^A-Za-z0-9._-]", pin)[0].lower() for pin in pins]
+    return [
+        pin
+        for name, pin in zip(names, pins, strict=True)
+        if name not in IN_ROCM_IMAGE and not name.startswith(OF_NVIDIA)
+    ]

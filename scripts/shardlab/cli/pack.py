@@ -16,7 +16,7 @@ from typing import Any
 
 from shardlab.cli import at_least
 from shardlab.errors import UserError
-from shardlab.runs import slurm, slurm_accounting, slurm_request, stages
+from shardlab.runs import bill, slurm, slurm_request, stages
 from shardlab.settings import load
 from shardlab.settings.sites import Site
 from shardlab.workflow.call_runs import CallRuns
@@ -97,7 +97,7 @@ def submission(call: CallRuns, nodes: int | None, minutes: int | None, arguments
         raise UserError(
             f"{requested['runtime']} min are too short, as the last {late} s start nothing; raise --minutes."
         )
-    words = slurm_request.sbatch(requested, slurm_accounting.PACK_JOB, "results/logs/pack-%j.log")
+    words = slurm_request.sbatch(requested, bill.PACK_JOB, "results/logs/pack-%j.log")
     return [*words, f"--signal=B:USR1@{late}"], _script(site, nodes, per_node, arguments)
 
 

@@ -1,12 +1,9 @@
-"""Check a site before long runs: the login node, each node of a job, all ranks of
-a job.
-
-Problems are printed with their remedies, and end the program with status 1.
+"""Check a site before long runs: the login node, each node of a job, all ranks of a job; the target preflight of
+Snakemake does that. Problems are printed with their remedies, and end the program with status 1.
 
 Example: shardlab preflight -n --config site=engaging nodes=2
 """
 
-import argparse
 import importlib.metadata
 import json
 import os
@@ -16,23 +13,21 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from shardlab.cli import at_least
+from shardlab.cli import program
 from shardlab.errors import UserError
 from shardlab.files import ROOT, flock, read_json, write_json
 from shardlab.runs import (
     container,
     gpus,
     launchers,
-    nccl_network,
     project_folder,
     slurm,
-    slurm_accounts,
     slurm_limits,
     slurm_lines,
-    slurm_trial,
 )
 from shardlab.runs.launchers import RENDEZVOUS, JobLauncher
 from shardlab.runs.slurm_request import Request, jobs_of
@@ -49,38 +44,43 @@ PATIENCE = 30
 Findings = dict[str, Any]
 
 
-def main() -> int:
-    """Run the checks, write the findings, print problems."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "what", nargs="?", choices=["login", "nodes", "ranks", "show"], help="where this runs; show: print reports"
-    )
-    parser.add_argument(
-        "-n", "--dry-run", action="store_true", help="print the sbatch and srun lines of every stage; submit nothing"
-    )
-    parser.add_argument("--settings", type=Path, help="site.json: the ranks to check")
-    load.add_config_argument(parser)
-    parser.add_argument("--jobs", type=at_least(1), help="login: jobs that the call submits at a time")
-    parser.add_argument("--output", type=Path, help="report to write")
-    parser.add_argument("--reports", type=Path, nargs="*", default=[], help="show: reports to print")
-    args = parser.parse_args()
-    if args.dry_run:
-        site = load.site(args.config)
-        text = slurm_lines.text(args.config, site, slurm_lines.sizes(args.config, site))
-        print(text)
-        # Of the other sizes, some queue may not take the largest.
-        asked = slurm_lines.heading(args.config.nodes, args.config.ranks_per_node)
-        return int(f"## {asked}\nerror:" in text)
-    if args.what is None or args.settings is None:
-        parser.error("only the rules of the target preflight call this; you want -n, or snakemake ... -- preflight")
-    run = read_ranks(args.settings)
-    if args.what == "show":
-        show(run, [read_json(path, "preflight report", "run preflight again") for path in args.reports])
-        return 0
-    if args.what == "ranks":
-        return ranks(run, args.output)
-    findings = login(run, args.config, args.jobs) if args.what == "login" else nodes(run)
-    return report(findings, args.output) if findings else 0
+@program
+def main(
+    config: Config, dry_run: Annotated[bool, "print the sbatch and srun lines of every stage; submit nothing"] = False
+) -> int:
+    """Print the lines."""
+    if not dry_run:
+        raise UserError("you want -n, or the target preflight: snakemake --profile slurm -- preflight.")
+    site = load.site(config)
+    text = slurm_lines.text(config, site, slurm_lines.sizes(config, site))
+    print(text)
+    # Of the other sizes, some queue may not take the largest.
+    return int(f"## {slurm_lines.heading(config.nodes, config.ranks_per_node)}\nerror:" in text)
+
+
+@program
+def preflight_login(settings: Path, config: Config, output: Path) -> int:
+    """Check the machine that Snakemake runs on, and what Slurm would do with the jobs of a call."""
+    return report(login(read_ranks(settings), config), output)
+
+
+@program
+def preflight_nodes(settings: Path, output: Path) -> int:
+    """Check each node of a job."""
+    found = nodes(read_ranks(settings))
+    return report(found, output) if found else 0
+
+
+@program
+def preflight_ranks(settings: Path, output: Path) -> int:
+    """Check that every collective gives the right result over all ranks, started as in a training run."""
+    return ranks(read_ranks(settings), output)
+
+
+@program
+def preflight_show(settings: Path, reports: Annotated[Sequence[Path], "reports to print"]) -> None:
+    """Print what was found."""
+    show(read_ranks(settings), [read_json(path, "preflight report", "run preflight again") for path in reports])
 
 
 def report(found: Findings, output: Path) -> int:
@@ -93,47 +93,35 @@ def report(found: Findings, output: Path) -> int:
     return 0
 
 
-def login(run: Ranks, config: Config, jobs: int | None) -> Findings:
-    """Check the machine that Snakemake runs on, and what Slurm would do with the jobs of a call.
-
-    ``jobs``: that Snakemake submits at a time.
-    """
+def login(run: Ranks, config: Config) -> Findings:
+    """Check the machine that Snakemake runs on, and what Slurm would do with the jobs of a call."""
     said, wrong = project_folder.look(ROOT, SPACE)
     problems = [*storage(ROOT / "results"), *wrong]
-    for program in launchers.for_site(run.site).programs:
-        if shutil.which(program) is None:
-            problems.append(f"{program} was not found on {socket.gethostname()}; load its module, then try again")
+    for name in launchers.for_site(run.site).programs:
+        if shutil.which(name) is None:
+            problems.append(f"{name} was not found on {socket.gethostname()}; load its module, then try again")
     if run.site.container and (reason := container.missing(run.site.container)):
         problems.append(reason)
-    about_slurm, wrong = queues(run, config, jobs)
+    about_slurm, wrong = queues(run, config)
     problems += wrong
-    return {
-        "where": "login node",
-        "said": said + about_slurm,
-        "host": socket.gethostname(),
-        "python": platform.python_version(),
-        "problems": problems,
-    }
+    return {"where": "login node", "said": said + about_slurm, "problems": problems}
 
 
-def queues(run: Ranks, config: Config, jobs: int | None) -> tuple[list[str], list[str]]:
+def queues(run: Ranks, config: Config) -> tuple[list[str], list[str]]:
     """Return (what Slurm does with the jobs of a call, what it would refuse), as sentences; empty without Slurm."""
     site = load.site(config)
     if site.slurm is None:
         return [], []
     size = run.nodes, run.devices_per_node
-    planned, _ = resolve.matrix(config)
-    checks = Request("preflight", slurm.resources(site, "preflight", *size, 10), "preflight")
+    checks = Request("preflight", slurm.resources(site, "preflight", *size, 10))
     full = Request("a training", slurm.resources(site, "train", *size))
     said = [
         f"driver: this call runs in Slurm job {job} and ends with it; its jobs go on, and the same command follows them"
         for job in filter(None, [os.environ.get(slurm.DRIVER)])
     ]
-    (checks, full, *others), tried = slurm_trial.trial([checks, full, *jobs_of(planned, site)])
-    requests = [checks, full, *others]
-    asked = slurm_accounts.check(site.slurm, requests, slurm_limits.partition_qos(), jobs)
-    limits, wrong = slurm_limits.policy(site, *size, full.partition)
-    return said + asked.said + tried.said + limits, asked.wrong + tried.wrong + wrong
+    tried = slurm_limits.trial([checks, full, *jobs_of(resolve.matrix(config)[0], site)])
+    limits, wrong = slurm_limits.policy(site, *size, tried.placed.get(full.queue))
+    return said + tried.said + limits, tried.wrong + wrong
 
 
 def nodes(run: Ranks) -> Findings | None:
@@ -172,8 +160,6 @@ def one_node(run: Ranks) -> Findings:
     problems = [
         f"{name}: {problem}" for problem in storage(ROOT / "results") + storage(Path(tempfile.gettempdir()), 2**26)
     ]
-    said, wrong = unpacking(container.unpacked())
-    problems += [f"{name}: {problem}" for problem in wrong]
     versions: dict[str, str] = {}
     for package in PACKAGES:
         try:
@@ -188,7 +174,6 @@ def one_node(run: Ranks) -> Findings:
         problems += [f"{name}: {problem}" for problem in wrong]
     return {
         "host": name,
-        "said": said,
         "python": platform.python_version(),
         "versions": versions,
         "gpus": gpu_names,
@@ -197,20 +182,6 @@ def one_node(run: Ranks) -> Findings:
         "cores": len(os.sched_getaffinity(0)),
         "problems": problems,
     }
-
-
-def unpacking(image: Path | None) -> tuple[list[str], list[str]]:
-    """Return what it means that each job unpacks the image into a folder (None: it does not), and what is wrong."""
-    if image is None or not image.exists():
-        return [], []
-    place, size = image.parents[1], sum(path.lstat().st_size for path in image.rglob("*"))
-    free = shutil.disk_usage(place).free
-    sentence = (
-        f"each job unpacks the image into {place} ({size / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are free), because "
-        "squashfuse is missing or may not mount"
-    )
-    remedy = "install squashfuse, or set APPTAINER_TMPDIR (SINGULARITY_TMPDIR) to a larger disk of the node"
-    return ([], [f"{sentence}; {remedy}"]) if free < size else ([sentence], [])
 
 
 def visible(needed: int) -> tuple[list[str], list[str]]:
@@ -282,7 +253,7 @@ def ranks(run: Ranks, output: Path) -> int:
     from shardlab.runtime import distributed
 
     log = Path(tempfile.gettempdir()) / f"shardlab-preflight-nccl.{os.getpid()}"
-    logged = run.site.device == "cuda" and run.nodes > 1 and nccl_network.log_to(log)
+    logged = run.site.device == "cuda" and run.nodes > 1 and gpus.log_nccl_to(log)
     distributed.start(run.site, timeout_seconds=4 * PATIENCE)
     world = distributed.world(run)
     problems = [
@@ -292,7 +263,7 @@ def ranks(run: Ranks, output: Path) -> int:
     hosts = world.gather(socket.gethostname())
     # On all ranks at the same time, as in a training.
     figures = device_benchmark.least(world.gather(device_benchmark.figures(world.device)))
-    network = nccl_network.sentence(log.read_text(errors="replace")) if logged and log.exists() else None
+    network = gpus.network(log.read_text(errors="replace")) if logged and log.exists() else None
     log.unlink(missing_ok=True)
     found: Findings = {"where": "ranks", "hosts": hosts, "hardware": figures, "problems": problems}
     found["said"] = [network] if network else []
@@ -314,7 +285,6 @@ def show(run: Ranks, reports: list[Findings]) -> None:
                 f"(Slurm gave {node['slurm_gpus'] or 0}{driver})"
             )
             print("  " + ", ".join(f"{name} {version}" for name, version in node["versions"].items()))
-            print("".join(f"  {sentence}\n" for sentence in node["said"]), end="")
         if report["where"] == "ranks":
             print(f"ranks on {', '.join(report['hosts'])}: all collectives are correct")
             print(

@@ -10,11 +10,12 @@ from tqdm import tqdm
 
 from shardlab import data as data_sets
 from shardlab.cli import program
-from shardlab.data import store
+from shardlab.data import hub_download, store
 from shardlab.data.encoders import encode
 from shardlab.data.samples import Samples
+from shardlab.errors import UserError
 from shardlab.settings import code_fingerprint
-from shardlab.settings.types import DataSet
+from shardlab.settings.types import DataSet, Model
 
 SECONDS = 10.0
 """Between two lines of progress in a log."""
@@ -54,3 +55,18 @@ def main(data: DataSet, raw: Annotated[Path, "folder of the downloaded files, fo
     seconds = time.perf_counter() - started
     print(f"{seconds:.1f} s, {1000 * seconds / total:.2f} s per 1000 samples; {size / total:.0f} bytes per sample")
     print(f"samples {manifest['samples']}\nfingerprint {manifest['fingerprint']}")
+
+
+@program
+def download(output: Path, data: DataSet | None = None, model: Model | None = None) -> None:
+    """Download a workload's data set or model from the hub, on a node with a network; interrupted downloads resume."""
+    if model:
+        manifest = hub_download.download_model(model, output)
+    elif data:
+        manifest = hub_download.download(data, output)
+    else:
+        raise UserError("give --data or --model.")
+    revision = manifest["hub"]["revision"]
+    if revision != manifest["commit"]:
+        print(f"revision {revision} is a branch, which can move; pin it: revision: {manifest['commit']}")
+    print(f"commit {manifest['commit']}")

@@ -20,79 +20,72 @@ from rich.live import Live
 from rich.table import Table
 
 from shardlab.cli import at_least, program
-from shardlab.runs.run_status import DONE, NOT_BEGUN, RunStatus, next_action, queue, status_of
+from shardlab.runs.run_status import DONE, NOT_BEGUN, Progress, next_action, progress, queue
 from shardlab.settings import resolve
 from shardlab.settings.config import Config
 
-COLORS = {
-    "running": "cyan",
-    "resumed": "cyan",
-    "failed": "red",
-    "stale": "yellow",
-    "stopped": "yellow",
-    "queued": "blue",
-    "waiting": "bright_black",
-    "done": "green",
-}
-"""Color of a state; in this order, so that the last ones are missing on a screen that is too small."""
-LOG_WIDTH = 160
-"""Width of lines if the output is not a terminal."""
+COLORS = {"": "yellow", "alive": "cyan", "job": "blue", NOT_BEGUN: "bright_black", DONE: "green"}
+"""Color of a run by how its next action begins; in this order, so that the last ones are missing on a screen that is
+too small.
+"""
 
 
 @program
 def main(
     config: Config,
     results: Path,
-    watch: Annotated[bool, "update a table of all runs: state, step, loss, speed, remaining time"] = False,
+    watch: Annotated[bool, "update a table of all runs: step, loss, speed, remaining time, next action"] = False,
     every: Annotated[float, at_least(0.1), "seconds between updates (default: 2)"] = 2.0,
 ) -> None:
     """Print a line for each run that was begun, and how many there are; or watch them."""
     planned, _ = resolve.matrix(config)
     folders = [(run, results / run.strategy / run.workload) for run in planned]
 
-    def look() -> Table:
+    def look() -> dict[str, str]:
         queued = queue(results.resolve().parent)
-        return table([status_of(run, folder, queued) for run, folder in folders])
+        return {f"{run.strategy} x {run.workload}": next_action(run, folder, queued) for run, folder in folders}
 
-    if watch:
-        show(Console(), look, every)
+    if watch and Console().is_terminal:
+        show(Console(), lambda: table(look(), [progress(folder) for _, folder in folders]), every)
         return
-    queued = queue(results.resolve().parent)
-    actions = {f"{run.strategy} x {run.workload}": next_action(run, folder, queued) for run, folder in folders}
+    actions = look()
     for name, action in actions.items():
         if action != NOT_BEGUN:
             print(f"{name:<32} {action}")
+    print(counted(actions))
+
+
+def counted(actions: dict[str, str]) -> str:
+    """Return how many runs there are, done, begun and not begun."""
     counts = Counter(action if action in (DONE, NOT_BEGUN) else "begun" for action in actions.values())
-    print(f"{len(actions)} runs: {', '.join(f'{count} {what}' for what, count in counts.items())}")
+    return f"{len(actions)} runs: {', '.join(f'{count} {what}' for what, count in counts.items())}"
 
 
 def show(console: Console, look: Callable[[], Table], every: float) -> None:
-    """Show the table until Ctrl-C, or once where the output is no terminal; ``every``: seconds between updates."""
-    if not console.is_terminal:
-        console.width = LOG_WIDTH
-        console.print(look())
-        return
+    """Show the table until Ctrl-C; ``every``: seconds between updates."""
     with suppress(KeyboardInterrupt), Live(look(), console=console, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(every)
             live.update(look(), refresh=True)
 
 
-def table(runs: list[RunStatus]) -> Table:
-    """Return a row for each run, those first that need a look, with the number of runs in each state above."""
-    numbers = Counter(run.state for run in runs)
-    counts = ", ".join(f"{numbers[state]} {state}" for state in COLORS if numbers[state])
-    columns = ("run", "state", "step", "loss", "samples/s", "left", "where")
-    made = Table(*columns, title=f"{len(runs)} runs: {counts}", title_justify="left", box=None, pad_edge=False)
-    for run in sorted(runs, key=lambda run: [*COLORS].index(run.state)):
+def table(actions: dict[str, str], steps: list[Progress]) -> Table:
+    """Return a row for each run, those first that need a look."""
+    columns = ("run", "step", "loss", "samples/s", "left", "next")
+    made = Table(*columns, title=counted(actions), title_justify="left", box=None, pad_edge=False)
+    for column in made.columns[:-1]:
+        column.no_wrap = True
+    kinds = {name: [kind for kind in COLORS if action.startswith(kind)][-1] for name, action in actions.items()}
+    rows = zip(actions.items(), steps, strict=True)
+    for (name, action), done in sorted(rows, key=lambda row: [*COLORS].index(kinds[row[0][0]])):
+        left = done.seconds_left if kinds[name] == "alive" else None
         made.add_row(
-            run.name,
-            run.state,
-            f"{run.step}/{run.steps}" if run.steps else str(run.step or ""),
-            "" if run.loss is None else f"{run.loss:.4f}",
-            f"{run.samples_per_second:.3g}" if run.samples_per_second else "",
-            "" if run.seconds_left is None else str(timedelta(seconds=round(run.seconds_left))),
-            run.why or run.where,
-            style=COLORS[run.state],
+            name,
+            f"{done.step}/{done.steps}" if done.steps else str(done.step or ""),
+            "" if done.loss is None else f"{done.loss:.4f}",
+            f"{done.samples_per_second:.3g}" if done.samples_per_second else "",
+            "" if left is None else str(timedelta(seconds=round(left))),
+            action,
+            style=COLORS[kinds[name]],
         )
     return made

@@ -1,6 +1,5 @@
 """Ranks as forks of this process, which has imported everything; they stay for all strategies with as many of them."""
 
-import multiprocessing
 import os
 import re
 import signal
@@ -9,8 +8,9 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from shardlab.errors import UserError
 from shardlab.files import ROOT
-from shardlab.runs import signals
+from shardlab.runs.forks import Fork
 from shardlab.runtime import distributed, one_node
 from shardlab.settings.sites import SiteRuntime
 
@@ -62,7 +62,7 @@ class Ranks:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._running: list[tuple[Any, Connection]] = []
+        self._running: list[tuple[Fork, Connection]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -95,9 +95,7 @@ class Ranks:
 
     def _last_words(self, rank: int) -> Answer:
         """Return how a rank died, and the last error that it wrote: of a library in C++, nothing else shows it."""
-        process, _ = self._running[rank]
-        process.join(PATIENCE)
-        status = process.exitcode or 0
+        status = self._running[rank][0].wait()
         how = signal.Signals(-status).name if status < 0 else f"status {status}"
         written = self._store.with_name(f"{rank}.txt").read_text(encoding="utf-8", errors="replace")
         errors = [line.strip() for line in written.splitlines() if ERROR.search(line)]
@@ -105,25 +103,20 @@ class Ranks:
 
     def stop(self) -> None:
         """End the ranks."""
-        for process, connection in self._running:
-            if process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
-            process.join()
+        for fork, connection in self._running:
+            fork.send_signal(signal.SIGKILL)
+            fork.wait()
             connection.close()
         self._running = []
 
     def _start(self) -> None:
         import_for_ranks()
-        context = multiprocessing.get_context("fork")
         self._folder = tempfile.TemporaryDirectory()
         self._store = Path(self._folder.name) / "store"
         for rank in range(self.count):
-            ours, theirs = context.Pipe()
-            others = [connection for _, connection in self._running] + [ours]
-            process = context.Process(target=_serve, args=(rank, self.count, self._store, theirs, others, os.getpid()))
-            process.start()
+            ours, theirs = Pipe()
+            self._running.append((Fork(partial(_serve, rank, self.count, self._store, theirs)), ours))
             theirs.close()
-            self._running.append((process, ours))
 
 
 def import_for_ranks() -> None:
@@ -141,12 +134,8 @@ def _received(connection: Connection) -> Answer | None:
     return answer
 
 
-def _serve(rank: int, count: int, store: Path, connection: Connection, others: list[Connection], parent: int) -> None:
-    """Answer calls until the parent ends."""
-    signals.obey()
-    signals.die_with_parent(signal.SIGKILL, parent)
-    for each in others:
-        each.close()
+def _serve(rank: int, count: int, store: Path, connection: Connection) -> None:
+    """Answer calls until the parent ends this process, or ends."""
     os.dup2(os.open(store.with_name(f"{rank}.txt"), os.O_WRONLY | os.O_CREAT), 2)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         os.environ.pop(name, None)
@@ -162,10 +151,7 @@ def _serve(rank: int, count: int, store: Path, connection: Connection, others: l
     torch.set_num_threads(1)
     distributed.start(SiteRuntime())
     while True:
-        try:
-            function, args = connection.recv()
-        except EOFError:
-            os._exit(0)
+        function, args = connection.recv()
         connection.send(_answer(function, args))
 
 

@@ -12,15 +12,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from shardlab.errors import IN_LOG, UserError, remedy
-from shardlab.files import no_room, read_json, sha256, write_json
+from shardlab.errors import IN_LOG, UserError
+from shardlab.files import read_json, sha256, write_json
 from shardlab.records import done as done_file
 from shardlab.records import manifest, metrics
 from shardlab.records.reports import Attempt, TrainReport
 from shardlab.runs import script_place, slurm
 from shardlab.schema import Strict, check
 from shardlab.settings import run_identity
-from shardlab.settings.recipe import OPTIMIZERS
 from shardlab.settings.run_identity import Identity
 from shardlab.settings.types import Run
 
@@ -168,26 +167,6 @@ class AttemptLog:
                 "remove that folder, or train from the first step with --config restart=true."
             )
 
-    def check_room(self) -> None:
-        """Check that free space and quota suffice for weights and checkpoints.
-
-        Raises:
-            UserError: they do not.
-        """
-        recipe, size = self.run.recipe, initial_size(self.initial)
-        states = OPTIMIZERS[recipe.optimizer.name].states(recipe.optimizer)
-        keeps = recipe.keeps_checkpoints and not self.run.script  # what a script keeps is its own affair
-        more = recipe.keep_best + (recipe.ema_decay is not None)
-        one = size * (1 + states + more) if keeps else 0
-        needed = (recipe.keep_last_checkpoints + 1) * one + size * (1 + more)
-        there = sum(path.stat().st_size for path in self.folder.glob("checkpoints/**/*") if path.is_file())
-        if reason := no_room(self.folder, needed - there):
-            raise UserError(
-                f"{self.folder} has too little space ({reason}): the weights and {recipe.keep_last_checkpoints} "
-                f"checkpoints of this run, one more while it is written, need {(needed - there) / 2**20:.0f} MiB more; "
-                "free space, then run the same command again."
-            )
-
     @contextmanager
     def attempt(self) -> Iterator[Attempt]:
         """Record an attempt's start, and afterwards how it ended: the caller sets ``why``."""
@@ -258,15 +237,3 @@ def requested(folder: Path, identity: Identity) -> bool:
         return (folder / SEEN).read_text(encoding="utf-8") == identity.numbers
     except FileNotFoundError:
         return False
-
-
-def initial_size(path: Path) -> int:
-    """Return the size of the initial weights in bytes.
-
-    Raises:
-        UserError: they are missing.
-    """
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; {remedy('make it', path)}.") from None

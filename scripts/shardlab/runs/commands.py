@@ -11,7 +11,6 @@ from shardlab.runs.stages import Scope
 from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Ranks, Run
 
-"""Program that starts the ranks of a node; it is next to the others."""
 RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 """NCCL's flight recorder: the last collectives of each rank, which a hang leaves in the run's folder (cli/train.py)."""
 

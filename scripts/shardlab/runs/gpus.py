@@ -1,6 +1,7 @@
-"""GPUs of a node as its driver lists them, and why PyTorch sees fewer than a run needs."""
+"""GPUs of a node as its driver lists them, why PyTorch sees fewer than a run needs, and the network between them."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,8 @@ BUSY_MIB = 2048
 """Memory use above which an idle GPU counts as used by another process: a CUDA context takes about 0.5 GiB."""
 IN_CONTAINER = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 DEVICES = Path("/dev")
+USED = re.compile(r"NCCL INFO Using network (.+?)\s*$", re.MULTILINE)
+TCP = "Socket"
 
 
 class Gpu(NamedTuple):
@@ -93,3 +96,27 @@ def other_torch(installed: str, rocm: bool) -> str | None:
     if (reason := torch_releases.refusal(installed)) is None:
         return None
     return f"{reason}; {'use an image with such a PyTorch for ROCm' if rocm else f'install {torch_releases.newest()}'}"
+
+
+def log_nccl_to(path: Path) -> bool:
+    """Have this process's NCCL log to a file from its first communicator on; return whether it will.
+
+    It will not if the user asked for a log, which then goes where it is expected.
+    """
+    if "NCCL_DEBUG" in os.environ:
+        return False
+    os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(path)}
+    return True
+
+
+def network(log: str) -> str | None:
+    """Return what a log says about the network; None if it says nothing."""
+    found = USED.search(log)
+    if found is None:
+        return None
+    if found[1] == TCP:
+        return (
+            "network: between nodes NCCL uses TCP, which is slow; if they have InfiniBand or Slingshot, a library, a "
+            "plugin or a bind is missing (docs/cluster.md, GPUs between nodes)"
+        )
+    return f"network: between nodes NCCL uses {found[1]}"

@@ -14,7 +14,7 @@ from shardlab.runs import commands, container, launchers, script_place, signals,
 from shardlab.runs.attempts import AttemptLog
 from shardlab.runs.images import other_architecture, read_image
 from shardlab.runs.managed_process import Child
-from shardlab.runs.stages import STAGES, Scope, scope, words
+from shardlab.runs.stages import STAGES, Scope, scope
 from shardlab.settings.types import Ranks, Run, read_ranks, read_run
 
 
@@ -36,7 +36,8 @@ def main(description: str | None) -> int:
     stage = STAGES[args.stage]
     run = read_run(args.settings) if stage.settings is Run else read_ranks(args.settings)
     image = image_of(run, args.image, dry_run=args.dry_run)
-    program = [str(COMMAND), *words(args.stage, run), *[f"--settings={args.settings}"] * stage.reads_settings, *others]
+    verb = "train_script" if args.stage == "train" and isinstance(run, Run) and run.script else args.stage
+    program = [str(COMMAND), verb, *[f"--settings={args.settings}"] * stage.reads_settings, *others]
     if args.data:
         program.append(f"--data={args.data}")
     if args.weights:
@@ -109,7 +110,7 @@ def train(
 
     Raises:
         Stopped: it received a stop signal.
-        UserError: it failed, further attempts are pointless, or there is no space for the run's files.
+        UserError: it failed, or further attempts are pointless.
     """
     name = f"{run.strategy} x {run.workload}"
     finished = story.finished()
@@ -120,7 +121,6 @@ def train(
         print(f"{name} is already finished; nothing is trained again.", flush=True)
         return story.note_done(done)
     story.stop_if_no_progress()
-    story.check_room()
     restart = restart or story.begins_afresh(finished)
     if run.script and not restart:
         story.check_script_checkpoints()

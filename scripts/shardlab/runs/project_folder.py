@@ -1,7 +1,6 @@
-"""The file system of the project's folder: its kind, quota, and whether it is one that is purged or too small."""
+"""The file system of the project's folder: its kind, free space and quota."""
 
 import getpass
-import os
 import re
 import shutil
 import subprocess
@@ -11,10 +10,6 @@ from typing import NamedTuple
 from shardlab.runs import slurm
 
 MOUNTS = Path("/proc/self/mounts")
-SCRATCH = ("SCRATCH", "PSCRATCH", "WORK", "PROJECT")
-"""Variables with which clusters name a user's larger folders."""
-PURGED = ("SCRATCH", "PSCRATCH")
-"""Those whose files are often deleted after some weeks."""
 LEAST_FILES = 1000
 """Files that a default matrix leaves, roughly."""
 
@@ -58,16 +53,6 @@ def look(folder: Path, space: int) -> tuple[list[str], list[str]]:
         if quota.files_limit and quota.files_limit - quota.files < LEAST_FILES:
             little.append(f"{LEAST_FILES} files")
         wrong += [f"your quota at {point} leaves less than {what}; free some, or use another folder" for what in little]
-    there = {name: Path(value) for name in SCRATCH if (value := os.environ.get(name)) and Path(value).is_dir()}
-    under = next((name for name, place in there.items() if folder.is_relative_to(place.resolve())), None)
-    if under in PURGED:
-        said.append(
-            f"purge: the folder is in ${under}, where clusters delete old files, often after some weeks; copy results "
-            "elsewhere, since runs whose data/ is lost are trained again"
-        )
-    elif under is None and there and folder.is_relative_to(Path.home().resolve()):
-        names = " or ".join(f"${name}" for name in there)
-        said.append(f"folder: it is in your home, which is often small and slow; {names} is larger")
     return said, wrong
 
 

@@ -2,9 +2,8 @@
 
 import shutil
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from shardlab.errors import UserError
 from shardlab.files import flock
@@ -23,25 +22,16 @@ NO_REASON = ("", "None", "(null)")
 """What squeue says of a job that the scheduler has not looked at."""
 
 
-@dataclass
-class RunStatus:
-    """Current status of a run."""
+class Progress(NamedTuple):
+    """How far a training has come."""
 
-    name: str
-    """Strategy and workload, as in the path of its folder."""
-    state: str
-    """done, running, resumed (running, not its first attempt), queued, stopped, failed, stale, waiting."""
-    why: str = ""
-    """Details of the state: how the last attempt ended, or which key makes it stale."""
     step: int = 0
     steps: int | None = None
     loss: float | None = None
     """Of the last step that has one."""
     samples_per_second: float | None = None
     seconds_left: float | None = None
-    """Estimated seconds until its last step, if it is running."""
-    where: str = ""
-    """Host, or Slurm job."""
+    """Estimated, as if it were running."""
 
 
 def alive(folder: Path) -> str | None:
@@ -111,31 +101,6 @@ def next_action(run: Run, folder: Path, queued: dict[str, str] | None = None) ->
     return f"from its first step:{reason} no checkpoint; {_last(folder)}{skipped}"
 
 
-def status_of(run: Run, folder: Path, queued: dict[str, str]) -> RunStatus:
-    """Return the current status of a run; ``queued``: see ``queue``."""
-    status = RunStatus(f"{run.strategy}/{run.workload}", "waiting")
-    history = attempts.history(folder)
-    _fill(status, metrics.read(folder / metrics.NAME))
-    if history:
-        status.where, status.why = _place(history[-1]), history[-1].why
-    if alive(folder) and history:
-        status.state, status.why = "resumed" if len(history) > 1 else "running", ""
-        return status
-    status.seconds_left = None
-    other = trained(run, folder)
-    if status.name in queued:
-        status.state, status.where, status.why = "queued", queued[status.name], ""
-    elif other == "":
-        status.state, status.why = "done", ""
-    elif other:
-        status.state, status.why = "stale", other
-    elif history and history[-1].ended and history[-1].failed:
-        status.state = "failed"
-    elif history:
-        status.state, status.why = "stopped", status.why or "died without reporting"
-    return status
-
-
 def queue(folder: Path) -> dict[str, str]:
     """Return {strategy/workload: job number, and squeue's reason} of a project folder's waiting Slurm jobs."""
     if shutil.which("squeue") is None:
@@ -154,23 +119,22 @@ def queue(folder: Path) -> dict[str, str]:
     }
 
 
-def _fill(found: RunStatus, records: list[dict[str, Any]]) -> None:
-    """Fill in steps, losses and speed, from the records of metrics.jsonl."""
-    steps = [record for record in records if record["kind"] == "train"]
-    found.steps = next((record.get("steps") for record in reversed(records) if record["kind"] == "attempt"), None)
-    if not steps:
-        return
-    found.step = steps[-1]["step"] + 1
-    found.loss = next((record["loss"] for record in reversed(steps) if record["loss"] is not None), None)
+def progress(folder: Path) -> Progress:
+    """Return how far the training in a run's folder has come."""
+    records = metrics.read(folder / metrics.NAME)
+    taken = [record for record in records if record["kind"] == "train"]
+    steps = next((record.get("steps") for record in reversed(records) if record["kind"] == "attempt"), None)
+    if not taken:
+        return Progress(steps=steps)
+    step = taken[-1]["step"] + 1
+    loss = next((record["loss"] for record in reversed(taken) if record["loss"] is not None), None)
     # The first step of a script has no time, nor have lines that came all at once.
-    recent = [record for record in steps[-RECENT:] if record["seconds"] is not None]
+    recent = [record for record in taken[-RECENT:] if record["seconds"]]
     if not recent:
-        return
+        return Progress(step, steps, loss)
     seconds = statistics.median(record["seconds"] for record in recent)
-    if seconds > 0:
-        found.samples_per_second = statistics.median(record["samples"] for record in recent) / seconds
-    if found.steps is not None:
-        found.seconds_left = (found.steps - found.step) * seconds
+    speed = statistics.median(record["samples"] for record in recent) / seconds
+    return Progress(step, steps, loss, speed, None if steps is None else (steps - step) * seconds)
 
 
 def _place(attempt: Attempt) -> str:

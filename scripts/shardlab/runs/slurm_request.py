@@ -1,9 +1,9 @@
-"""What jobs request of Slurm, in the units of its limits, and the sbatch command that requests it."""
+"""What jobs request of Slurm, and the sbatch command that requests it."""
 
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from shardlab.runs import slurm, stages
@@ -12,22 +12,17 @@ from shardlab.settings.types import Run
 
 PER_NODE = "--gpus-per-node="
 OF_A_CALL: tuple[Stage, ...] = ("train", "evaluate", "init", "noise_floor")
-"""Stages of which a call submits many jobs, one for each run or workload."""
+"""Stages whose jobs have the size of a run."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A job, or several of one kind."""
+    """A job."""
 
     what: str
     """Its name in a sentence."""
     resources: Mapping[str, Any]
     """What Snakemake passes to its Slurm plugin."""
-    stage: Stage = "train"
-    count: int = 1
-    """Number of such jobs of a call."""
-    partition: str | None = None
-    """Where Slurm puts it, if it said so."""
 
     @property
     def nodes(self) -> int:
@@ -36,7 +31,7 @@ class Request:
     @property
     def gpus(self) -> int:
         """All its GPUs."""
-        return gpus(self.resources)
+        return gpus_of(self.resources)
 
     @property
     def cores(self) -> int:
@@ -55,14 +50,14 @@ class Request:
     @property
     def queue(self) -> tuple[str | None, str | None]:
         """Partition and QOS; None: the default one."""
-        return self.partition or self.resources.get("slurm_partition"), self.resources.get("qos")
+        return self.resources.get("slurm_partition"), self.resources.get("qos")
 
     def __str__(self) -> str:
         on_a_node = self.gpus // self.nodes
         return f"{self.what} ({self.nodes} x {on_a_node} GPUs)" if on_a_node else f"{self.what} ({self.nodes} nodes)"
 
 
-def gpus(resources: Any) -> int:
+def gpus_of(resources: Any) -> int:
     """Return the GPUs of a job with these resources, a mapping; 0 if it requests none."""
     listed = [word.partition(":") for word in str(resources.get("gres") or "").split(",")]
     flags = str(resources.get("slurm_extra") or "").split()
@@ -75,24 +70,13 @@ def gpus(resources: Any) -> int:
 
 
 def jobs_of(runs: Iterable[Run], site: Site) -> list[Request]:
-    """Return a request of each kind that a call of ``runs`` makes, trainings first; empty for a site without Slurm."""
-    if site.slurm is None:
-        return []
-    every: dict[Stage, dict[str, Run]] = {stage: {} for stage in OF_A_CALL}
-    for run in runs:
-        name = f"{run.strategy} x {run.workload}"
-        every["train"][name] = every["evaluate"][f"evaluate of {name}"] = run
-        every["init"][f"init of {run.workload}"] = every["noise_floor"][f"noise_floor of {run.workload}"] = run
-    kinds: dict[tuple[Stage, tuple[int, int]], Request] = {}
-    counts: Counter[tuple[Stage, tuple[int, int]]] = Counter()
-    for stage, named in every.items():
-        for name, run in named.items():
-            key = stage, stages.scope(stage, run).size(run)
-            counts[key] += 1
-            if key not in kinds:
-                resources = slurm.resources(site, stage, *key[1], stages.MINUTES.get(stage))
-                kinds[key] = Request(name, resources, stage)
-    return [replace(kinds[key], count=count) for key, count in counts.items()]
+    """Return the requests of the jobs that a call of ``runs`` makes; empty for a site without Slurm."""
+    found = []
+    for run, stage in product(runs, OF_A_CALL if site.slurm else ()):
+        size = stages.scope(stage, run).size(run)
+        resources = slurm.resources(site, stage, *size, stages.MINUTES.get(stage))
+        found.append(Request(f"{stage} of {run.strategy} x {run.workload}", resources))
+    return found
 
 
 def sbatch(resources: Mapping[str, Any], name: str = "shardlab", log: str = "/dev/null") -> list[str]:

@@ -1,4 +1,4 @@
-"""The stages that `shardlab launch` starts: the verb of each, and where it runs."""
+"""The stages that `shardlab launch` starts, and where they run."""
 
 from enum import Enum
 from typing import NamedTuple
@@ -19,9 +19,8 @@ class Scope(Enum):
 
 
 class Stage(NamedTuple):
-    """A stage: its verb, where it runs, and the settings that start it."""
+    """A stage, a verb: where it runs, and the settings that start it."""
 
-    words: tuple[str, ...]
     scope: Scope
     settings: type[Ranks] = Run
     reads_settings: bool = True
@@ -29,41 +28,28 @@ class Stage(NamedTuple):
 
 
 STAGES = {
-    "prove": Stage(("prove",), Scope.ONE),
-    "init": Stage(("init",), Scope.ONE),
-    "train": Stage(("train",), Scope.RANKS),
-    "noise_floor": Stage(("noise_floor",), Scope.ONE),
-    "evaluate": Stage(("evaluate",), Scope.ONE),
-    "compare": Stage(("compare",), Scope.ONE),
-    "capture": Stage(("capture",), Scope.RANKS),
-    "diagnose": Stage(("diagnose",), Scope.ONE),
-    "export": Stage(("export",), Scope.ONE),
-    "plan": Stage(("plan",), Scope.ONE, Ranks, reads_settings=False),
-    "collectives": Stage(("collectives",), Scope.RANKS, Ranks),
-    "preflight_nodes": Stage(("preflight", "nodes"), Scope.NODES, Ranks),
-    "preflight_ranks": Stage(("preflight", "ranks"), Scope.RANKS, Ranks),
+    "prove": Stage(Scope.ONE),
+    "init": Stage(Scope.ONE),
+    "train": Stage(Scope.RANKS),
+    "noise_floor": Stage(Scope.ONE),
+    "evaluate": Stage(Scope.ONE),
+    "compare": Stage(Scope.ONE),
+    "capture": Stage(Scope.RANKS),
+    "diagnose": Stage(Scope.ONE),
+    "export": Stage(Scope.ONE),
+    "plan": Stage(Scope.ONE, Ranks, reads_settings=False),
+    "collectives": Stage(Scope.RANKS, Ranks),
+    "preflight_nodes": Stage(Scope.NODES, Ranks),
+    "preflight_ranks": Stage(Scope.RANKS, Ranks),
 }
 
 MINUTES = {
-    "prove": 30,
-    "init": 30,
-    "evaluate": 30,
-    "compare": 30,
-    "capture": 30,
-    "diagnose": 30,
-    "export": 30,
+    **dict.fromkeys(("prove", "init", "evaluate", "compare", "capture", "diagnose", "export"), 30),
     "plan": 60,
     "preflight": 10,
     "collectives": 10,
 }
 """Time limits of the jobs that are not as long as a training, unless the site's file sets others (minutes)."""
-
-
-def words(stage: str, run: Ranks) -> tuple[str, ...]:
-    """Return the verb of a stage."""
-    if stage == "train" and isinstance(run, Run) and run.script:
-        return ("train_script",)
-    return STAGES[stage].words
 
 
 def scope(stage: str, run: Ranks) -> Scope:

@@ -17,22 +17,14 @@ class OptimizerClass(NamedTuple):
     """Module and class."""
     takes: tuple[str, ...] = ()
     """Arguments of the class besides learning rate and weight decay, as in ``Optimizer``."""
-    moments: int = 2
-    """Number of state tensors of a parameter's size."""
-    adding: tuple[str, ...] = ()
-    """Arguments of which each adds one such tensor if it is set."""
     fused: bool = False
     """True if PyTorch has a fused kernel for the update, also of DTensors; it reads and writes each value once."""
 
-    def states(self, settings: "Optimizer") -> int:
-        """Return the number of state tensors of a parameter's size with these settings."""
-        return self.moments + sum(bool(getattr(settings, key)) for key in self.adding)
-
 
 OPTIMIZERS = {
-    "sgd": OptimizerClass("torch.optim.SGD", ("momentum", "nesterov"), moments=0, adding=("momentum",)),
-    "adam": OptimizerClass("torch.optim.Adam", ("betas", "eps", "amsgrad"), adding=("amsgrad",), fused=True),
-    "adamw": OptimizerClass("torch.optim.AdamW", ("betas", "eps", "amsgrad"), adding=("amsgrad",), fused=True),
+    "sgd": OptimizerClass("torch.optim.SGD", ("momentum", "nesterov")),
+    "adam": OptimizerClass("torch.optim.Adam", ("betas", "eps", "amsgrad"), fused=True),
+    "adamw": OptimizerClass("torch.optim.AdamW", ("betas", "eps", "amsgrad"), fused=True),
     "adadelta": OptimizerClass("torch.optim.Adadelta", ("eps",)),
     "muon": OptimizerClass(
         "shardlab.runtime.muon.Muon", ("momentum", "nesterov", "adjust_lr_fn", "betas", "eps"), fused=True
@@ -245,11 +237,6 @@ class Recipe(Strict):
         """Name in PRECISIONS of what layers compute in."""
         name = self.dtype if self.precision == "full" else self.precision
         return PRECISIONS[name].arithmetic or name
-
-    @property
-    def keeps_checkpoints(self) -> bool:
-        """True if checkpoints are written during training."""
-        return self.checkpoint_interval_steps is not None or self.checkpoint_interval_minutes is not None
 
     def steps(self, steps_per_epoch: int) -> int:
         """Return the number of optimizer steps of a training."""
