@@ -93,10 +93,12 @@ def test_an_allocation_that_runs_share_is_one_job(accounted):
 
 def test_a_cluster_that_does_not_account_for_gpus_or_accounts_for_nothing(accounted, monkeypatch):
     row = {"State": "COMPLETED", "ElapsedRaw": "3600", "Partition": "cores", "AllocTRES": "cpu=3,mem=1G,node=1"}
-    folder = accounted({"7": "train/ddp_mlp"}, row)
-    heads, _, train, _ = billed(folder)
+    by_gpu = row | {"JobID": "8", "Partition": "parts", "TimelimitRaw": "UNLIMITED"}
+    folder = accounted({"7": "train/ddp_mlp", "8": "init/mlp"}, row, by_gpu)
+    heads, _, train, init, _ = billed(folder)
     assert heads[2] == "requested core-hours"
     assert train[2:] == ["3", "3", "0", "0.3"]
+    assert init[2:] == ["", "3", "0", ""], "unknown, not 0"
     monkeypatch.setenv("PATH", "")
     assert billed(folder) == []
     assert bill.bill(load.config({"site": "test"}), folder) == bill.NONE

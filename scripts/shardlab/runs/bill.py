@@ -1,5 +1,6 @@
 """The bill of a project's folder: what its jobs requested and used, by Slurm's accounting (sacct)."""
 
+import math
 import re
 import shutil
 from collections import Counter
@@ -76,10 +77,12 @@ def starts(folder: Path) -> list[Start]:
 
 
 def _hours(start: Start, unit: str, site: Slurm) -> dict[str, float]:
-    """Return the columns of a start: hours of its devices, and the charge in the site's unit."""
-    gpus, cores = _allocated(start, "gres/gpu"), _allocated(start, "cpu")
+    """Return the columns of a start: hours of its devices, and the charge in the site's unit; NaN: unknown."""
+    gpus, cores = float(_allocated(start, "gres/gpu")), _allocated(start, "cpu")
+    if site.gpus and unit == "core":  # a cluster may not account for GPUs
+        gpus = math.nan
     devices, hours = gpus if unit == "GPU" else cores, float(start["ElapsedRaw"] or 0) / 3600
-    limit = float(start["TimelimitRaw"]) / 60 if start["TimelimitRaw"].isdigit() else hours
+    limit = float(start["TimelimitRaw"]) / 60 if start["TimelimitRaw"].isdigit() else math.nan
     billing = site.billing_of(start["Partition"], start["QOS"])
     return {
         "jobs": 1,
@@ -98,5 +101,7 @@ def _allocated(start: Start, resource: str) -> int:
 
 
 def _number(hours: float) -> str:
-    """Format hours with three digits, or all digits before the decimal point."""
+    """Format hours with three digits, or all digits before the decimal point; unknown ones as an empty cell."""
+    if math.isnan(hours):
+        return ""
     return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"

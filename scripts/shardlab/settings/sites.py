@@ -45,7 +45,7 @@ class Billing(Strict):
         """Name of the unit."""
         return self.unit or {"gpu": "GPU-hours", "node": "node-hours", "core": "core-hours"}[self.per]
 
-    def charge(self, hours: float, *, gpus: int, nodes: int, cores: int) -> float:
+    def charge(self, hours: float, *, gpus: float, nodes: int, cores: int) -> float:
         """Return what the site charges for a job with all of these, in its unit."""
         return hours * self.factor * {"gpu": gpus, "node": nodes, "core": cores}[self.per]
 
