@@ -27,7 +27,7 @@ from shardlab.models._positions import Largest, follow
 from shardlab.models._sequence import largest_of
 from shardlab.models.declared import layer_lists
 from shardlab.models.weights import FLOATS
-from shardlab.patches.torch_modules import around_forward
+from shardlab.patches.torch_internals import around_forward
 from shardlab.patches.transformers_values import grouped_experts, no_packed_samples, unexpected_weights
 from shardlab.settings.pretrained import check_plain, read_keys
 from shardlab.settings.types import CAUSAL, DECLARED

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.errors import UserError
 from shardlab.models import matching
-from shardlab.patches.torch_modules import around_forward
+from shardlab.patches.torch_internals import around_forward
 from shardlab.runtime.batch_statistics import Recomputation, tracked
 from shardlab.runtime.distributed import World
 from shardlab.settings.precisions import PRECISIONS

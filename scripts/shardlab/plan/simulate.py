@@ -31,7 +31,7 @@ from shardlab.measure.traffic import Traffic, fraction_sent
 from shardlab.models._sequence import first_part
 from shardlab.models.weights import allocate
 from shardlab.parallel.ddp import BROADCAST
-from shardlab.patches import torch_dtensor, torch_pipelining, transformers_values
+from shardlab.patches import torch_internals, transformers_values
 from shardlab.plan import fake_ranks
 from shardlab.runtime import batches, distributed, tasks
 from shardlab.runtime.batches import Steps
@@ -199,8 +199,8 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
             stack.enter_context(transformers_values.grouped_experts())
         if crowded:
             stack.enter_context(fake_ranks.all_tokens_here(_experts_per_token(run)))
-        stack.enter_context(torch_dtensor.shapes_uncounted())
-        stack.enter_context(torch_pipelining.sends_hold_their_tensors())
+        stack.enter_context(torch_internals.shapes_uncounted())
+        stack.enter_context(torch_internals.sends_hold_their_tensors())
         engine: Any = parallel.build(run, task, world, None)
         steps = Steps(task, engine, run.recipe, run.seed, world)
         step = steps[min(COUNTED, steps.count - 1)]
