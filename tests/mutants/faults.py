@@ -6,7 +6,6 @@ S = "scripts/shardlab/"
 NATIVE, TENSOR, PIPELINE = f"{S}parallel/native.py", f"{S}parallel/tensor.py", f"{S}parallel/pipeline.py"
 ZERO, DDP, PARALLELIZE = f"{S}parallel/zero.py", f"{S}parallel/ddp.py", f"{S}parallel/parallelize.py"
 CONTEXT, RING, SPLIT = f"{S}parallel/context.py", f"{S}parallel/ring.py", f"{S}parallel/experts.py"
-LIBRARY_TENSOR, LIBRARY_EXPERTS = f"{S}parallel/library_tensor.py", f"{S}parallel/library_experts.py"
 BATCHES, MUON, ORDER = f"{S}runtime/batches.py", f"{S}runtime/muon.py", f"{S}data/order.py"
 CHECKPOINT, RESUMING, STEP = f"{S}train/checkpoint.py", f"{S}train/resume.py", f"{S}train/step.py"
 EVALUATION, RECIPE, MODELS = f"{S}train/evaluation.py", f"{S}settings/recipe.py", f"{S}models"
@@ -249,7 +248,7 @@ FAULTS = [
         RING,
         "own = gradient[at], query[at], output[at], lse[at]",
         "bias = _bias(mask, documents, split, source, block, query.dtype)\n"
-        "                one = attention_block.forward(query[at], keys, values, bias, causal=block.causal)\n"
+        "                one = attend(query[at], keys, values, bias, causal=block.causal)\n"
         "                own = gradient[at], query[at], output[at], one[1]",
         parity("cp_ring-llama2-float64"),
         diagnosis=Diagnosis("cp_ring llama2", stage="gradient"),
@@ -608,7 +607,7 @@ FAULTS = [
     ),
     Fault(
         "keys of the first heads on every rank",
-        LIBRARY_TENSOR,
+        f"{S}parallel/library_tensor.py",
         "first = mesh.get_local_rank() * self.heads // mesh.size()",
         "first = 0",
         library("fsdp_tp@tp=4-llama"),
@@ -622,7 +621,7 @@ FAULTS = [
     ),
     Fault(
         "gradients of experts as a sum over the ranks that sent tokens",
-        LIBRARY_EXPERTS,
+        SPLIT,
         "_Mean.apply(value.to_local(), mesh.size())",
         "_Mean.apply(value.to_local(), 1)",
         library("ep-mixtral"),

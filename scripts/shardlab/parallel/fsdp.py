@@ -14,8 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from shardlab.models.contents import reached, shared_outside
 from shardlab.models.weights import is_packed
-from shardlab.runtime.distributed import World, text_of_mesh
-from shardlab.runtime.dtensors import local
+from shardlab.runtime.distributed import World, local, text_of_mesh
 from shardlab.settings.types import StrategyOptions
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,7 @@ from shardlab.parallel import parallelize
 from shardlab.runtime import optimizers
 from shardlab.runtime.batch_statistics import SharedBuffers
 from shardlab.runtime.device import wait
-from shardlab.runtime.distributed import World
-from shardlab.runtime.dtensors import local, plain
+from shardlab.runtime.distributed import World, local, plain
 from shardlab.runtime.tasks import MicroBatch, Outputs, Task
 from shardlab.runtime.weight_average import EMA, WeightAverage
 from shardlab.settings.types import Run

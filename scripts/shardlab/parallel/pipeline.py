@@ -18,7 +18,7 @@ from shardlab.models._chain import INPUTS, Chain, stages_with
 from shardlab.parallel.native import NativeEngine
 from shardlab.runtime.batch_statistics import statistics_kept
 from shardlab.runtime.device import generators_kept, wait
-from shardlab.runtime.dtensors import local, plain
+from shardlab.runtime.distributed import local, plain
 from shardlab.runtime.tasks import MicroBatch, Outputs
 from shardlab.settings import torch_releases
 from shardlab.settings.pipeline_schedules import boundaries

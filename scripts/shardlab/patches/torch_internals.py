@@ -1,5 +1,5 @@
-"""PyTorch: modules without memory, a module's other forward pass or class; and what a plan or a measurement needs of its
-groups, DTensors, pipelines and storages.
+"""PyTorch: modules without memory, a module's other forward pass or class; and what a plan or a measurement needs of
+its groups, DTensors, pipelines and storages.
 """
 
 from collections.abc import Callable, Iterator

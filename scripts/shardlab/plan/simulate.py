@@ -26,8 +26,7 @@ from shardlab.data import encoders, order
 from shardlab.errors import UserError
 from shardlab.measure import flops
 from shardlab.measure.memory import Memory
-from shardlab.measure.timeline_recorder import TimelineRecorder
-from shardlab.measure.traffic import Traffic, fraction_sent
+from shardlab.measure.traffic import TimelineRecorder, Traffic, fraction_sent
 from shardlab.models._sequence import first_part
 from shardlab.models.weights import allocate
 from shardlab.parallel.ddp import BROADCAST
@@ -35,7 +34,7 @@ from shardlab.patches import torch_internals, transformers_values
 from shardlab.plan import fake_ranks
 from shardlab.runtime import batches, distributed, tasks
 from shardlab.runtime.batches import Steps
-from shardlab.runtime.dtensors import local
+from shardlab.runtime.distributed import local
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.deepspeed import sized
 from shardlab.settings.precisions import PRECISIONS

@@ -5,7 +5,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -237,6 +237,20 @@ def is_peer_failure(error: BaseException) -> bool:
 def text_of_mesh(mesh: DeviceMesh) -> str:
     """Return the axes and degrees of a mesh as text: dp_shard=2, tp=2."""
     return ", ".join(f"{name}={size}" for name, size in zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
+
+
+def plain(value: Tensor) -> Tensor:
+    """Return the full tensor of a DTensor (a collective), or a plain tensor unchanged.
+
+    By its attributes, not by its type: importing DTensor takes half a second that plain tensors do not need.
+    """
+    full_tensor = getattr(value, "full_tensor", None)
+    return cast(Tensor, full_tensor() if full_tensor else value)
+
+
+def local(value: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor, or a plain tensor unchanged."""
+    return cast(Tensor, getattr(value, "_local_tensor", value))
 
 
 def is_main() -> bool:
