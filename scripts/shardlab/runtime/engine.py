@@ -23,8 +23,6 @@ class Engine(Protocol):
     """Number of trainable values in the whole model."""
     parts: list[nn.Module]
     """The plain model on this rank, or the parts of it that this rank holds."""
-    scales_loss: bool
-    """True if a loss scaler skips steps whose gradients overflow, and then lowers its scale (fp16)."""
 
     def train(self, mode: bool) -> None:
         """Set training or evaluation mode."""
