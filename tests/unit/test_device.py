@@ -15,13 +15,12 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import accelerator
-from helpers.common import ROOT, tiny_run, with_weights
+from helpers.common import ROOT, tiny_run
 from shardlab.errors import UserError
-from shardlab.measure import step_profiler
 from shardlab.models import weights
 from shardlab.parallel import native, parallelize
-from shardlab.runtime import device, distributed, tasks
-from shardlab.runtime.batches import Step, Steps
+from shardlab.runtime import device, distributed
+from shardlab.runtime.batches import Step
 from shardlab.runtime.distributed import World
 from shardlab.settings.sites import SiteRuntime
 from shardlab.train import heartbeat, loop
@@ -108,31 +107,6 @@ def test_a_weight_that_is_gathered_waits_for_those_before():
     assert waited.call_count >= 100 // native.TOGETHER
 
 
-def test_operations_are_counted_on_shapes_of_the_cpu(tiny_data):
-    """A whole global batch is not copied to the first rank's GPU."""
-    run = tiny_run("mlp")
-    task = tasks.task_for(run, tiny_data / "mlp", torch.device("meta"))
-    steps = Steps(task, mock.Mock(), run.recipe, run.seed, World(0, 1, torch.device("meta")))
-    with (
-        mock.patch.object(loop.flops, "count_flops", return_value=None) as counted,
-        mock.patch.object(loop.device, "name"),
-    ):
-        start = mock.Mock(step=0)
-        loop.count_operations(SimpleNamespace(run=run, task=task, steps=steps, start=start, log=mock.Mock()))
-    (_, _, micro), _ = counted.call_args
-    assert {tensor.device.type for tensor in micro.batch.values()} == {"cpu"}
-
-
-def test_the_peak_is_counted_from_after_what_was_profiled():
-    engine = mock.Mock(**{"tensors_by_kind.return_value": {}})
-    with mock.patch.object(step_profiler, "forget_peak") as forgotten:
-        with step_profiler.Meter(engine, World(0, 1, torch.device("cpu")), 0, 6) as measured:
-            assert forgotten.call_count == 1, "nor is that of loading the training's"
-            with measured.count(measured.counted):
-                pass
-        assert forgotten.call_count == 2
-
-
 def test_the_same_bits_are_asked_for_before_anything_else(tmp_path):
     run = tiny_run("mlp", deterministic=True)
     requested = mock.Mock(**{"world.side_effect": InterruptedError})
@@ -160,16 +134,6 @@ def test_what_recomputation_computes_again(mode, layers, count):
     with Counted("mm") as products:
         model(x).sum().backward()
     assert products.count == count
-
-
-def test_rotary_angles_are_computed_once_for_all_layers_and_steps():
-    model = with_weights(tiny_run("llama2"))
-    tokens = torch.zeros(2, 8, dtype=torch.int64)
-    for expected in (1, 0):
-        with Counted("cos") as angles:
-            model(tokens)
-        assert angles.count == expected
-    assert model.double()(tokens).dtype == torch.float64
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ from shardlab.runtime import optimizers
 from shardlab.runtime.batch_statistics import SharedBuffers
 from shardlab.runtime.device import wait
 from shardlab.runtime.distributed import World, local, plain
+from shardlab.runtime.engine import Engine
 from shardlab.runtime.tasks import MicroBatch, Outputs, Task
 from shardlab.runtime.weight_average import EMA, WeightAverage
 from shardlab.settings.types import Run
@@ -32,7 +33,7 @@ enqueued: thousands of them, each fast, would exceed it.
 Groups = dict[tuple[Any, ...], list[nn.Parameter]]
 
 
-class NativeEngine:
+class NativeEngine(Engine):
     """Single device, DataParallel, DDP, FSDP, HSDP and their combinations with tensor parallelism."""
 
     chunks: int | None = None
@@ -151,15 +152,9 @@ class NativeEngine:
         self.zero_grad()
         return norm
 
-    def expert_load(self) -> Tensor | None:
-        return self.task.counted_load(self.load_shape)
-
     def balance(self, load: Tensor) -> None:
         for part in self.parts:
             cast(Any, part).balance(load)
-
-    def share_buffers(self) -> None:
-        self.buffers.share()
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
@@ -216,12 +211,6 @@ class NativeEngine:
             "gradients": [local(p.grad) for p in parameters if p.grad is not None],
             "optimizer": [local(value) for value in state if isinstance(value, Tensor)],
         }
-
-    def compute_spans(self) -> list[list[dict[str, Any]]]:
-        return []
-
-    def idle_fraction(self) -> list[float] | None:
-        return None
 
     def whole(self, name: str, value: Tensor | None) -> Tensor:
         """Return the full tensor of that name; ``value`` is this rank's shard, None if it is on other ranks."""

@@ -25,6 +25,7 @@ from shardlab.patches import deepspeed_startup
 from shardlab.runtime import optimizers, trial
 from shardlab.runtime.batch_statistics import SharedBuffers
 from shardlab.runtime.distributed import World
+from shardlab.runtime.engine import Engine
 from shardlab.runtime.tasks import MicroBatch, Outputs, Task
 from shardlab.runtime.weight_average import EMA, WeightAverage
 from shardlab.settings.deepspeed import sized
@@ -77,7 +78,7 @@ def _refuse(run: Run, name: str, _: Tensor) -> None:
     )
 
 
-class ZeroEngine:
+class ZeroEngine(Engine):
     """DeepSpeed's engine, with the recipe's optimizer, as an Engine."""
 
     chunks: int | None = None
@@ -215,14 +216,8 @@ class ZeroEngine:
         norm = self.model.get_global_grad_norm() if self.model.was_step_applied() else math.inf
         return torch.as_tensor(norm, device=self.world.device)
 
-    def expert_load(self) -> Tensor | None:
-        return self.task.counted_load(self.load_shape)
-
     def balance(self, load: Tensor) -> None:
         self.plain.balance(load)  # type: ignore[operator]
-
-    def share_buffers(self) -> None:
-        self.buffers.share()
 
     def zero_grad(self) -> None:
         """See Engine; training under DeepSpeed stops instead (see compatibility.py)."""
@@ -359,9 +354,3 @@ class ZeroEngine:
             "gradients": [value for value in gradients if value is not None],
             "optimizer": [value for value in state if isinstance(value, Tensor)],
         }
-
-    def compute_spans(self) -> list[list[dict[str, Any]]]:
-        return []
-
-    def idle_fraction(self) -> list[float] | None:
-        return None

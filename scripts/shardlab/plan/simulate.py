@@ -192,10 +192,8 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         )
         # Each rank reads the seed of its masks from a tensor, and a fake tensor has no value.
         stack.enter_context(mock.patch("shardlab.parallel.tensor.drawn", return_value=0))
-        if run.model.folder and not task.packed:
-            stack.enter_context(transformers_values.no_packed_samples())
         if run.model.folder:
-            stack.enter_context(transformers_values.grouped_experts())
+            stack.enter_context(transformers_values.without_values(packed=task.packed))
         if crowded:
             stack.enter_context(fake_ranks.all_tokens_here(_experts_per_token(run)))
         stack.enter_context(torch_internals.shapes_uncounted())

@@ -165,11 +165,6 @@ class World:
             value = value / self.dims.copies
         return value
 
-    def mean(self, value: float | None) -> float | None:
-        """Return the mean over all ranks; None if any rank passes None."""
-        values = [each for each in self.gather(value) if each is not None]
-        return sum(values) / len(values) if len(values) == self.size else None
-
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in rank order."""
         if self.size == 1:

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from shardlab.runtime.tasks import MicroBatch
+from shardlab.runtime.batch_statistics import SharedBuffers
+from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.types import Run
 
 
@@ -15,6 +16,10 @@ class Engine(Protocol):
 
     run: Run
     """Its settings, with what the library declares of a transformers model (models/declared.py)."""
+    task: Task
+    buffers: SharedBuffers
+    load_shape: tuple[int, int] | None
+    """Layers and experts of the model; None without experts."""
     chunks: int | None
     """If set, all micro-batches need the same number of rows, a multiple of this; None: any number of rows."""
     meta_state_dict: dict[str, Tensor]
@@ -49,12 +54,14 @@ class Engine(Protocol):
 
         None if the model has no experts; 0 on a rank that does not have the model's output.
         """
+        return self.task.counted_load(self.load_shape)
 
     def balance(self, load: Tensor) -> None:
         """Balance the experts by a step's tokens per layer and expert over all ranks, (layers, experts)."""
 
     def share_buffers(self) -> None:
         """Copy the first rank's persistent buffers to the other ranks with the same modules; a collective."""
+        self.buffers.share()
 
     def zero_grad(self) -> None:
         """Clear the gradients without an update."""
@@ -103,6 +110,7 @@ class Engine(Protocol):
 
         Empty if the strategy does not measure them.
         """
+        return []
 
     def idle_fraction(self) -> list[float] | None:
         """Return the fraction of the forward and backward passes since the last call in which each device of this rank
@@ -110,3 +118,4 @@ class Engine(Protocol):
 
         None if the strategy does not measure it; a collective.
         """
+        return None
