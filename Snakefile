@@ -52,19 +52,12 @@ rule all:
 
 
 onstart:
-    with call_start.as_workflow_error():
-        call_start.check_executor(
-            workflow.executor_plugin.name, workflow.executor_settings, CONFIG, SITE
-        )
     call_start.start_forkserver(workflow.executor_plugin.name, SITE, Path.cwd())
 
 
-# Prints the table and the verdict. Snakemake's timestamp files would be published with the exported models; without
-# one it uses the folder's time.
+# Snakemake's timestamp files would be published with the exported models; without one it uses the folder's time.
 onsuccess:
-    if any(job.rule.name == "summarize" for job in workflow.dag.jobs):
-        said = Path("results/logs/summarize.log").read_text(encoding="utf-8")
-        print("", said.strip(), sep="\n")
+    call_end.say_verdict(workflow.dag)
     for mark in Path("results/export").glob("*/*/.snakemake_timestamp"):
         mark.unlink()
 

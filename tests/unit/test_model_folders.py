@@ -304,7 +304,11 @@ def test_sizes_that_the_library_cannot_run_are_refused(tmp_path, kind, keys, wor
     ("keys", "words"),
     [
         ({"torch_dtype": "bfloat16"}, "^torch_dtype under `model:` has no effect: weights "),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, ": rope_parameters has no full_attention, and "),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+            " takes the place of all its keys; add rope_theta",
+        ),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}, ": rope_parameters has no full_attention, "),
     ],
 )
 def test_keys_of_a_workload_that_fit_no_model_are_refused(tmp_path, keys, words):

@@ -11,12 +11,13 @@ import pytest
 
 from shardlab.cli import preflight
 from shardlab.errors import UserError
+from shardlab.files import ROOT
 from shardlab.runs import commands, container, launchers, slurm, slurm_lines
 from shardlab.runs.slurm_request import sbatch
 from shardlab.runs.stages import Scope
 from shardlab.settings import load, resolve
 from shardlab.settings.sites import LauncherSettings
-from shardlab.workflow.call_start import check_executor
+from shardlab.workflow.call_start import check_slurm
 from shardlab.workflow.job_requests import JobRequests, check_flags
 
 APPROVED = Path(__file__).with_name("approved")
@@ -159,9 +160,12 @@ def test_a_flag_that_snakemake_sets_is_refused(flag):
 def test_job_arrays_are_refused():
     """A training that is stopped could not go back into the queue."""
     config, site = loaded(site="test")
-    check_executor("slurm", SimpleNamespace(array_jobs=None), config, site)
+    call = ["--profile", str(ROOT / "slurm"), "-n"]
+    check_slurm(call, config, site)
     with pytest.raises(UserError, match="--slurm-array-jobs cannot be used here"):
-        check_executor("slurm", SimpleNamespace(array_jobs="train"), config, site)
+        check_slurm([*call, "--slurm-array-jobs=train"], config, site)
+    with pytest.raises(UserError, match="site test has no `slurm:` section"):
+        check_slurm(["--executor=slurm"], config, site.model_copy(update={"slurm": None}))
 
 
 def test_a_stage_that_needs_no_gpu_need_not_ask_for_one():

@@ -111,9 +111,9 @@ SENTENCES = [
     (
         {"single": 2.0, "ddp": 2.0001, "fsdp": 2.0},
         True,
-        "All 3 runs are equal to single: first steps, validation loss ",
+        "All 2 other runs are equal to single: first steps, validation loss ",
     ),
-    ({"single": 2.0}, True, "The only run is finished; there is nothing to compare it with."),
+    ({"single": 2.0}, True, "All runs are finished, and none but single, with which others are compared."),
     ({"ddp": 2.1, "single": 2.0, "fsdp": None}, False, "1 not equal to single: ddp x mlp (5.0e-02); 1 not finished: "),
     ({"single": None, "ddp": 2.0}, False, "Of 2 runs, 1 without a finished single to compare with: ddp x mlp; 1 not "),
     ({f"s{number}": None for number in range(2000)}, False, ", s4 x mlp (missing) and 1,995 more."),

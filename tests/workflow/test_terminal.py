@@ -41,7 +41,7 @@ def test_a_bar_a_line_per_run_and_a_sentence_per_failure(tree):
     seen, _ = child.communicate(timeout=300)
     assert child.returncode == 0, seen
     assert lines(seen)[-2:] == [
-        "All 2 runs are equal to single: first steps, validation loss and test loss.",
+        "The other run is equal to single: first steps, validation loss and test loss.",
         "Open results/report.html",
     ]
     assert any(re.search(r" \d+/\d+ 0:\d\d:\d\d$", line) for line in lines(seen, bar=True))

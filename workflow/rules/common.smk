@@ -3,13 +3,14 @@ import json
 
 from shardlab.settings import variants
 from shardlab.settings.types import RESERVED, sealed
-from shardlab.workflow import call_start, dry_run, rule_files
+from shardlab.workflow import call_end, call_start, rule_files
 from shardlab.workflow.call_runs import CallRuns
 from shardlab.workflow.job_requests import JobRequests
 
 with call_start.as_exit():
     call_start.take_over(sys.argv[1:], Path.cwd())
     CALL = CallRuns(config, sys.argv[1:], workflow.config_settings.overwrite_config)
+    call_start.check_slurm(sys.argv[1:], CALL.config, CALL.site)
     REQUESTS = JobRequests(CALL)
     call_start.note_done(sys.argv[1:], Path.cwd(), CALL.requested.values(), CALL.frozen)
 
@@ -17,7 +18,7 @@ with call_start.as_exit():
 for name, most in REQUESTS.limits(workflow.resource_settings.nodes).items():
     workflow.register_resource(name, most)
 
-dry_run.announce(workflow, CALL.runs, CALL.site.slurm)
+call_end.announce(workflow, CALL.runs, CALL.site.slurm)
 
 CONFIG, SITE = CALL.config, CALL.site
 CONFIG_JSON = CONFIG.model_dump_json()

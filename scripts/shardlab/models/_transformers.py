@@ -271,10 +271,14 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
         # T5's class takes the key for a scale alone; the library ties the embeddings, and the head unless it is loaded.
         config.tie_word_embeddings = True
         config.own_head = _has_head(Path(folder))
+    if changed := next((key for key in POSITIONS if key in args), None):
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope and not any(isinstance(value, dict) for value in rope.values()) and rope.get("rope_theta") is None:
+            raise UserError(f"{folder}: {changed} under `model:` takes the place of all its keys; add rope_theta.")
     layers, before = (getattr(each, "num_hidden_layers", 1) for each in (config, unchanged))
     if isinstance(layers, int) and layers < 1:
         raise UserError(f"{folder}/config.json: num_hidden_layers is {layers}; a model has at least one layer.")
-    for key, value in _probabilities(config.to_dict()):
+    for key, value in floats(config.to_dict(), PROBABILITIES):
         if not 0 <= value <= 1:  # of which the library learns in training alone
             raise UserError(f"{folder}/config.json: {key} is {value}; a probability is from 0 to 1.")
     if layers != before and before > 1:
@@ -321,7 +325,7 @@ IN_POSITIONS = 0.85
 """The same for keys of rotary positions, of which the library has a list."""
 
 
-WITHOUT_EFFECT = "keys of config.json without effect (of texts and switches only those that the class does not know)"
+WITHOUT_EFFECT = "keys of config.json that no code of its class reads (texts and switches: only those it does not know)"
 """What ``unread`` returns, in words."""
 
 
@@ -500,12 +504,16 @@ def _where(error: Exception) -> str:
     return "" if line.startswith("raise") or isinstance(error, OSError) else f" at `{line}`"
 
 
-def _probabilities(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the probabilities of dropout in a configuration, also in its parts."""
+PROBABILITIES = re.compile(r".*(dropout|pdrop|drop_rate|drop_path_rate|layerdrop).*")
+"""Keys of dropout."""
+
+
+def floats(values: Mapping[str, Any], keys: re.Pattern[str]) -> Iterator[tuple[str, float]]:
+    """Yield those of a configuration's ``keys`` with a float, also of its parts."""
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _probabilities(value)
-        elif isinstance(value, float) and re.fullmatch(r".*(dropout|pdrop|drop_rate|drop_path_rate|layerdrop).*", key):
+            yield from floats(value, keys)
+        elif isinstance(value, float) and keys.fullmatch(key):
             yield key, value
 
 

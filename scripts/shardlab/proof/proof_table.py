@@ -30,7 +30,7 @@ def summary(proofs: Sequence[Proof]) -> list[str]:
     lines = []
     for proof in proofs:
         if proof.verdict == "differs":
-            lines.append(f"{proof.strategy}: {proof.reason}; {remedy(proof, equal)}.")
+            lines.append(f"{proof.strategy}: {remedy(proof, equal)}.")
     counts = {
         verdict: sum(proof.verdict == verdict for proof in proofs)
         for verdict in ("equal", "differs", "refused", "failed")

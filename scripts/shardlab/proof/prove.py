@@ -68,10 +68,10 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
         mixes = any(map(contents.is_batch_norm, model.modules())) and not written.sync_batch_norm
         (answer,) = ranks(1).call(one_process, single, place)
         if answer.refusal or answer.failure:
+            failure = f"{answer.failure}".rstrip(".")
             raise UserError(
                 answer.refusal
-                or f"the tiny model of {folder} that proofs train does not run in one process in float64: "
-                f"{answer.failure}."
+                or f"the tiny model of {folder} that proofs train does not run in one process in float64: {failure}."
             )
         refusal, seen = answer.value
         if refusal:

@@ -2,17 +2,20 @@
 
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from shardlab import models, parallel
-from shardlab.models import declared
+from shardlab.errors import UserError
+from shardlab.models import _transformers, declared
 from shardlab.models._float64 import Float64
 from shardlab.models._losses import IGNORE
 from shardlab.models._sequence import POSITIONS, documents_of
@@ -30,6 +33,8 @@ LOSS, NORM, GRADIENT, UPDATED = "loss", "gradient norm", "gradient of ", "update
 """Names of what is compared, the last two with a parameter's name."""
 NOISE = 0.1
 """Standard deviation of what is added to initial weights: norms of ones and biases of zeros would hide mistakes."""
+OF_LOSS = re.compile(r".*(loss|coef).*")
+"""Keys of config.json that may ask for another term of the loss."""
 LOSS_TOLERANCE = 1e-6
 """Of the library's own loss, which may compute in float32."""
 DOCUMENTS_TOLERANCE = 1e-9
@@ -52,27 +57,30 @@ def one_process(run: Run, folder: Path) -> tuple[str, dict[str, list[str]]]:
 
     Return a sentence if no strategy trains it, and one device does not evaluate it, as the library would with another
     loss, or with one document in each row; empty if not. And the properties that runtime/trial.py finds.
+
+    Raises:
+        UserError: the loss is finite in float32 alone, as of masks that only float32 holds.
     """
     dtype = getattr(torch, run.recipe.dtype)
     model = models.build(run.model, run.task, dtype)
     weights = models.initial_weights(run.model, run.task, dtype, run.seed)
     save(_noisy(weights), models.state(model), folder / WEIGHTS)
-    materialize(model, folder / WEIGHTS, torch.device("cpu"))
-    task = _task(run, folder)
-    micro = task.micro_batch("train", np.arange(run.recipe.global_batch_size))
-    model.train()
+    task, micro = _loaded(run, model, folder)
     seen = trial.find_properties(run, task, model)
     if changing := seen.get("changing"):
         return (
             f"the model has values that a forward pass changes ({', '.join(changing[:3])}), which no strategy trains."
         ), seen
-    refusal = _other_loss(model, micro.batch["inputs"]) if run.task == "language_modelling" else ""
+    refusal = ""
     if task.packed:
         total = _one_document_at_a_time(model, micro.batch)
         refusal = _of_documents(task, model, micro, total)
     else:
         total = task.counted_loss(task.outputs(model, micro.batch), micro)
     loss = total / task.targets_in(micro.batch)
+    if not loss.isfinite():
+        return _not_finite(run, float(loss), folder), seen
+    refusal = refusal or _other_loss(run.task, task, model, micro.batch)
     loss.backward()  # type: ignore[no-untyped-call]
     parameters = {name: value for name, value in models.state(model).items() if value.requires_grad}
     gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in parameters.items()}
@@ -89,24 +97,58 @@ def one_process(run: Run, folder: Path) -> tuple[str, dict[str, list[str]]]:
     return refusal, seen
 
 
-def _other_loss(model: nn.Module, tokens: Tensor) -> str:
-    """Return a sentence if the library's own loss of tokens (batch, length) is not the cross-entropy of its logits."""
+def _loaded(run: Run, model: nn.Module, folder: Path) -> tuple[tasks.Task, tasks.MicroBatch]:
+    """Load a model's weights; return the run's task, and all of its samples."""
+    materialize(model, folder / WEIGHTS, torch.device("cpu"))
+    model.train()
+    task = _task(run, folder)
+    return task, task.micro_batch("train", np.arange(run.recipe.global_batch_size))
+
+
+def _not_finite(run: Run, loss: float, folder: Path) -> str:
+    """Return a sentence on a loss of one process.
+
+    Raises:
+        UserError: it is finite in float32.
+    """
+    narrow = run.model_copy(update={"recipe": run.recipe.model_copy(update={"dtype": "float32"})})
+    model = models.build(run.model, run.task, torch.float32)
+    task, micro = _loaded(narrow, model, folder)
+    with torch.no_grad():
+        total = task.counted_loss(task.outputs(model, micro.batch), micro)
+    if total.isfinite():
+        raise UserError(
+            f"the loss of the library's tiny model is {loss} in float64, in which proofs are made, and finite in "
+            "float32."
+        )
+    return f"the loss of the tiny model is {loss} on one device: a value of config.json makes it so."
+
+
+def _other_loss(kind: str, task: tasks.Task, model: nn.Module, batch: tasks.Batch) -> str:
+    """Return a sentence if the library's own loss is not the cross-entropy of its logits: that of a picture's label, of
+    a position's own token, or of the next one.
+    """
     if "labels" not in declared.arguments(model):
         return ""
-    tokens = tokens.contiguous()
+    (first, *_), _ = task.inputs(batch)
+    labels = batch["labels"] if kind == "classification" else first.contiguous()
+    named = dict.fromkeys(_transformers.CLASSES[kind][1], first.contiguous())
     with Float64(), torch.no_grad():
-        outputs = declared.own_forward(model)(model, input_ids=tokens, labels=tokens, return_dict=True)
-        shifted = tasks.token_loss(outputs.logits[:, :-1], tokens[:, 1:]) / tokens[:, 1:].numel()
-        in_place = tasks.token_loss(outputs.logits, tokens) / tokens.numel()
+        outputs = declared.own_forward(model)(model, **named, labels=labels, return_dict=True)
+        logits = outputs.logits
+        means = [F.cross_entropy(logits.flatten(0, -2), labels.flatten())]
+        if labels.dim() > 1:
+            means.append(F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()))
     loss = outputs.loss.double()
-    if any(torch.isclose(loss, each.double(), rtol=LOSS_TOLERANCE, atol=0.0) for each in (shifted, in_place)):
+    if any(torch.isclose(loss, each.double(), rtol=LOSS_TOLERANCE, atol=0.0) for each in means):
         return ""
-    if not loss.isfinite():
-        return f"the loss of the tiny model is {loss:.4f}: a value of config.json makes it so."
+    config: Any = model.config
+    asking = [f"{key} {value}" for key, value in _transformers.floats(config.to_dict(), OF_LOSS) if value]
+    perhaps = f", perhaps by {' or '.join(asking)}" * bool(asking)
     return (
-        f"the library's own loss is {loss:.4f} at tiny sizes, where the cross-entropy is {shifted:.4f}: config.json "
-        "asks for another term, which no strategy trains; set its coefficient to 0 under `model:` of the workload's "
-        "size."
+        f"the library's own loss is {loss:.4f} at tiny sizes, where the cross-entropy is {means[-1]:.4f}: config.json "
+        f"asks for another term{perhaps}, which no strategy trains; set "
+        "its coefficient to 0 under `model:` of the workload's size."
     )
 
 

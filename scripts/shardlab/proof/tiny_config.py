@@ -51,6 +51,8 @@ MAXIMUM = re.compile(
 )
 """Keys with the number of positions of a model: of its table, or beyond which rotary positions are scaled."""
 ORIGINAL = "original_max_position_embeddings"
+DYNAMIC = "'rope_type': 'dynamic'"
+"""In a configuration's values: frequencies change beyond the number of positions of ``MAXIMUM``."""
 LENGTHS: list[tuple[str, int]] = [
     (ORIGINAL, CROSSED),
     (r"attention_window", 4),  # LED takes even ones
@@ -119,6 +121,8 @@ EITHER = re.compile(r"\w*(block|window|chunk|kernel|buffer|cache|segment|patch|s
 """Keys that end like those, and may count tokens."""
 INDICES_OF_LAYERS = re.compile(r"\w*(layer|attn|attention)\w*(indices|idxs|ids)|global_attn_layers|\w*_layers")
 """Keys with a list of layers' numbers."""
+OF_BACKBONE = ("out_features", "out_indices")
+"""Keys with names and numbers of stages, of which a tiny model may have fewer: no task here reads them."""
 RATES = re.compile(r"\w*(drop|jitter)\w*")
 """Keys with a probability, or a size of noise: none in a proof."""
 RATE = {False: 0.5, True: 0.99}
@@ -165,7 +169,7 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
     values_of = _values(config)
     values = dict.fromkeys(_numbers(values_of, without_effect))
     lengths = [pattern for pattern, _ in LENGTHS if "budget" not in pattern and "blocks" not in pattern]
-    lengths += [MAXIMUM.pattern] * ("'rope_type': 'dynamic'" in str(values_of))  # which begins beyond it
+    lengths += [MAXIMUM.pattern] * (DYNAMIC in str(values_of))
     exceeded = [
         f"{key} {value}"
         for key, value in values
@@ -307,7 +311,7 @@ class _Rules:
     def shrunk(self, values: dict[str, Any], outer: list[int] | None) -> dict[str, Any]:
         """Return a configuration, or a part of it in a model whose kept layers are those of ``outer``."""
         kept = _layers_kept(values, _number_of_layers(values)) or outer or []
-        return {key: self.value(key, value, values, kept) for key, value in values.items()}
+        return {key: self.value(key, value, values, kept) for key, value in values.items() if key not in OF_BACKBONE}
 
     def value(self, key: str, value: Any, values: dict[str, Any], kept: list[int]) -> Any:
         if isinstance(value, dict):
@@ -371,7 +375,8 @@ class _Rules:
     def size(self, key: str, value: Any, values: dict[str, Any]) -> Any:
         """Return the tiny value of a number, or of None where sizes are filled in."""
         if MAXIMUM.fullmatch(key):
-            scaled = ORIGINAL in values or any(ORIGINAL in str(each) for each in values.values())
+            dynamic = DYNAMIC in str(values)  # which reads no original length
+            scaled = not dynamic and (ORIGINAL in values or any(ORIGINAL in str(each) for each in values.values()))
             return POSITIONS if scaled or self.never_exceeded(value) else self.positions
         length = next((small for pattern, small in LENGTHS if re.fullmatch(pattern, key)), None)
         if length and "patch_size" in values:

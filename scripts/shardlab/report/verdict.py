@@ -125,11 +125,13 @@ def verdict(table: pd.DataFrame) -> tuple[bool, str]:
     parts[f"not distinguishable from rounding ({SETTLES_LOW})"] = _names(rounding[low], _reason)
     parts["reported, as only twins tell what is rounding in low precision"] = _names(reported[alone], _end)
     parts["reported, as in low precision tokens may reach other experts"] = _names(reported[~alone], _reason)
+    others = table[table.strategy != "single"]
     equal = int((done.equality == EQUAL).sum())
-    if equal == len(table) == 1:
-        return True, "The only run is finished; there is nothing to compare it with."
+    if equal == len(table) and not len(others):
+        return True, "All runs are finished, and none but single, with which others are compared."
     if equal == len(table):
-        return True, f"All {equal} runs are equal to single: {_compared(table)}."
+        which = "The other run is" if len(others) == 1 else f"All {len(others)} other runs are"
+        return True, f"{which} equal to single: {_compared(table)}."
     counts = [f"{equal} equal to single"] if good and equal else []
     counts += [f"{len(names)} {text}: {_listed(names)}" for text, names in parts.items() if names]
     return good, f"Of {len(table)} runs, {'; '.join(counts)}."

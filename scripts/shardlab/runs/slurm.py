@@ -65,12 +65,17 @@ def client(words: list[str]) -> "subprocess.CompletedProcess[str]":
 
 
 def answer_or_none(words: list[str]) -> str | None:
-    """Return the output of a client command, which may be empty; None, after a warning, if it does not end in time."""
+    """Return the output of a client command, which may be empty; None, after a warning, if it does not end in time.
+    What a command that fails says is a warning, too, unless it does not know the job.
+    """
     try:
-        return client(words).stdout
+        done = client(words)
     except (OSError, subprocess.TimeoutExpired) as error:
         print(f"warning: Slurm does not answer ({error}).", file=sys.stderr)
         return None
+    if done.returncode and done.stderr.strip() and "invalid job id" not in done.stderr.lower():
+        print(f"warning: {words[0]}: {done.stderr.strip().splitlines()[0]}", file=sys.stderr)
+    return done.stdout
 
 
 def answer(words: list[str]) -> str:

@@ -160,7 +160,7 @@ def check_finite(run: Run, split: str, loss: float) -> None:
         reader = f"scripts/shardlab/data/{run.data.reader}.py"
         raise NotFinite(
             f"{run.workload}: the {split} loss of these weights is {loss}: values of the data or of the model exceed "
-            f"{run.recipe.dtype}; scale the data in {reader}, or choose another dtype."
+            f"{run.recipe.dtype}; choose another recipe.dtype, or scale floats of the data in {reader}."
         )
 
 

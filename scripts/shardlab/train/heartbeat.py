@@ -120,4 +120,4 @@ def _last_collective() -> str:
     dtypes = ", ".join(sorted({dtype.lower() for dtype in last["input_dtypes"]}))
     group = last["process_group"][-1]
     number = last["p2p_seq_id"] if last["is_p2p"] else last["collective_seq_id"]
-    return f"{last['profiling_name']} {number} of group {group}: {sizes} {dtypes}"
+    return f"{last['profiling_name']} {number} of group {group}" + f": {sizes} {dtypes}" * bool(sizes)

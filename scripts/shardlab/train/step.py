@@ -130,5 +130,5 @@ def _stop_unless_finite(what: str, value: float, step: int) -> None:
     if not math.isfinite(value):
         remedy = "Lower recipe.optimizer.learning_rate, set recipe.max_grad_norm, or recipe.on_nonfinite to skip."
         if step == 0:
-            remedy = "This is the first step, so check the data, the initial weights and the model's loss."
+            remedy = "This is the first step, so check data, initial weights, the model's loss and recipe.dtype."
         raise UserError(f"the {what} of step {step} is {value}; training stopped and no weights were saved. {remedy}")

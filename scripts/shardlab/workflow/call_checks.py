@@ -26,6 +26,14 @@ def profile(arguments: list[str]) -> str | None:
     return named[0] if named and named[0] != "none" else None
 
 
+def submits_to_slurm(arguments: list[str]) -> bool:
+    """Return whether a call, or the one of which it is the dry run, submits jobs to Slurm, by its profile or option."""
+    options = re.search(r" (?:-e|--executor)[ =](\S+)", " ".join(["", *arguments]))
+    file = Path(profile(arguments) or "", "config.yaml")
+    written = load.read_yaml(file) if profile(arguments) and file.exists() else {}
+    return (options[1] if options else written.get("executor")) == "slurm"
+
+
 class Target(NamedTuple):
     """A run that a call names."""
 

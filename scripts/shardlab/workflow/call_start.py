@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from snakemake.exceptions import WorkflowError
 
@@ -82,19 +81,17 @@ def note_done(arguments: list[str], folder: Path, runs: Iterable[Run], frozen: C
         snakemake_lock.note_done(folder, runs)
 
 
-def check_executor(executor: str, settings: Any, config: Config, site: Site) -> None:
-    """Check before the first job that Slurm jobs can start, if this call submits any.
-
-    ``settings``: of the executor plugin.
+def check_slurm(arguments: list[str], config: Config, site: Site) -> None:
+    """Check that Slurm jobs can start, if this call submits any.
 
     Raises:
         UserError: they cannot.
     """
-    if executor != "slurm":
+    if not call_checks.submits_to_slurm(arguments):
         return
     if problem := slurm.path_obstacle(sys.executable):
         raise UserError(f"{problem}.")
-    if getattr(settings, "array_jobs", None):
+    if "--slurm-array-jobs" in " ".join(arguments):
         raise UserError(
             "--slurm-array-jobs cannot be used here: a training that is stopped goes back into the queue under its own "
             "job's id, which tasks of an array do not have; leave it out."

@@ -1,4 +1,4 @@
-"""What a dry run says at its end: how much the jobs of the call would request."""
+"""What a call of Snakemake says at its end: its verdict; a dry run, how much its jobs would request."""
 
 import atexit
 from pathlib import Path
@@ -12,16 +12,24 @@ from shardlab.settings.types import Run
 
 
 def announce(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
-    """Print that sentence when this process ends, if it is a dry run."""
+    """Print that when this process ends, but the verdict of a call that runs jobs, of which the Snakefile knows whether
+    they succeed.
+    """
     atexit.register(lambda: say(workflow, runs, site))
 
 
 def say(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
-    """Print what the jobs of a call request, and what its trainings are planned to take."""
-    if not workflow.dryrun or (dag := workflow.dag) is None:
+    """Print what the jobs of a dry run request, and what its trainings are planned to take; of a call that has nothing
+    to do, its verdict.
+    """
+    if (dag := workflow.dag) is None:
         return
     # A dry run counts its jobs as local, and as finished.
     due = list(dag.needrun_jobs(exclude_finished=False))
+    if not workflow.dryrun:
+        if not due:
+            say_verdict(dag)
+        return
     requests = [Request(job.rule.name, job.resources) for job in due if job.resources.get("tasks_per_node")]
     trained = {(job.wildcards.strategy, job.wildcards.workload) for job in due if job.rule.name == "train"}
     results = Path("results")
@@ -33,3 +41,10 @@ def say(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
     tries = 1 + max((job.restart_times for job in due), default=0)
     if text := planned_hours.sentence(requests, planned, "These jobs", site, tries):
         print(text)
+
+
+def say_verdict(dag: Any) -> None:
+    """Print the table and the verdict, if the targets ask for them."""
+    said = Path("results/logs/summarize.log")
+    if any(job.rule.name == "summarize" for job in dag.jobs) and said.exists():
+        print("", said.read_text(encoding="utf-8").strip(), sep="\n")
