@@ -367,7 +367,7 @@ FAULTS = [
         MOE,
         "weighted = (self.auxiliary * length) * imbalance",
         "weighted = (self.auxiliary * length) * imbalance.detach()",
-        reference("moe"),
+        at("unit/test_experts", "test_balance_losses_of_samples_do_not_depend_on_the_batch_and_reach_the_router"),
         diagnosis=Diagnosis("single moe reference", stage="gradient"),
         published=Published("Automodel #1408", "the auxiliary loss has no gradient"),
     ),

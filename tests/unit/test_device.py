@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers import accelerator
 from helpers.common import ROOT, tiny_run
 from shardlab.errors import UserError
+from shardlab.measure import step_profiler
 from shardlab.models import weights
 from shardlab.parallel import native, parallelize
 from shardlab.runtime import device, distributed
@@ -105,6 +106,16 @@ def test_a_weight_that_is_gathered_waits_for_those_before():
     with mock.patch.object(native, "wait") as waited:
         assert len([*native.NativeEngine._collected(engine, [*map(str, range(100))], {})]) == 100
     assert waited.call_count >= 100 // native.TOGETHER
+
+
+def test_the_peak_is_counted_from_after_what_was_profiled():
+    engine = mock.Mock(**{"tensors_by_kind.return_value": {}})
+    with mock.patch.object(step_profiler, "forget_peak") as forgotten:
+        with step_profiler.Meter(engine, World(0, 1, torch.device("cpu")), 0, 6) as measured:
+            assert forgotten.call_count == 1, "nor is that of loading the training's"
+            with measured.count(measured.counted):
+                pass
+        assert forgotten.call_count == 2
 
 
 def test_the_same_bits_are_asked_for_before_anything_else(tmp_path):

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from safetensors.torch import save_file
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from helpers.common import tiny_run
 from shardlab import models
@@ -77,6 +78,35 @@ def test_transformers_has_the_same_logits_loss_and_gradients(args, tmp_path):
     expected = dict(read("of_gradients").named_parameters())
     for name, parameter in library.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-8, atol=1e-12, msg=name)
+
+
+def test_the_auxiliary_loss_of_one_sequence_is_mixtral_s():
+    _, model = made(**MIXTRAL | {"auxiliary": 1.0}, layers=1)
+    tokens = torch.randint(0, 1024, (1, 16))
+    _, _, auxiliary = model(tokens)
+    layer = model.layers[0]
+    x = model.embedding(tokens)
+    x = x + layer.attention(layer.attention_norm(x), causal=True, rotary=layer.rotary.angles(16, like=x))
+    logits = F.linear(layer.mlp_norm(x), layer.router.weight).flatten(0, 1)
+    expected = load_balancing_loss_func((logits,), 8, 2)  # which sums over the choices, where ours is their mean
+    assert float(auxiliary.detach().sum() / 16) == pytest.approx(float(expected.detach()) / 2, rel=1e-6)
+
+
+def test_balance_losses_of_samples_do_not_depend_on_the_batch_and_reach_the_router():
+    _, model = made(auxiliary=1.0)
+    tokens = torch.randint(0, 1024, (4, 16))
+
+    def losses_load_and_imbalance(tokens):
+        losses, load, imbalance = model(tokens)
+        return losses, load[..., :-1], imbalance
+
+    whole = losses_load_and_imbalance(tokens)
+    for part in (slice(0, 1), slice(1, 4)):
+        for value, expected in zip(losses_load_and_imbalance(tokens[part]), whole, strict=True):
+            torch.testing.assert_close(value, expected[part])
+    (whole[2].sum() + 0 * whole[0].sum()).backward()
+    assert all(float(layer.router.weight.grad.abs().max()) > 0 for layer in model.layers)
+    assert model.eval()(tokens).shape == (4, 16, 1024)
 
 
 def test_the_grouped_product_equals_the_loop_also_for_idle_experts():
