@@ -212,7 +212,7 @@ def test_a_validation_loss_that_is_not_finite_ends_the_training_with_a_sentence(
     """It could be neither compared with the best one nor reported."""
     run, data, initial, _ = trained
     monkeypatch.setattr(checkpoint, "mean_loss", lambda *_: float("nan"))
-    with pytest.raises(UserError, match=r"mlp: the validation loss of these weights is nan: .* another dtype"):
+    with pytest.raises(UserError, match=r"mlp: the validation loss of these weights is nan: .* another recipe.dtype"):
         loop.train(run, data, initial, tmp_path, {})
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.models import contents
-from shardlab.models.declared import completed
 from shardlab.models.weights import materialize
 from shardlab.parallel import parallelize
 from shardlab.runtime import optimizers
@@ -40,23 +39,13 @@ class NativeEngine(Engine):
 
     def __init__(self, run: Run, task: Task, world: World, weights: Path | None) -> None:
         """See strategies.build. Without ``weights`` the caller allocates the parameters, and then calls ``ready``."""
-        # On the meta device: a sharded model is never whole on a rank.
-        whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
-        run = completed(run, whole)
-        self.run, self.task, self.world = run, task, world
-        models.check_plan(run.model, whole)
-        contents.check(run, whole)
+        whole = self.describe(run, task, world)
+        run = self.run
         if run.mesh.axes("sequence"):
             from shardlab.parallel import context
 
             context.check(run, task, whole)
-        self.meta_state_dict = {
-            name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
-        }
-        self.parameter_count = models.parameter_count(whole)
         self.parameter_names = models.trained_names(whole)
-        self.own_settings = optimizers.own_settings(run.recipe, whole, run.model.experts)
-        self.load_shape = getattr(whole, "load_shape", None)
         self.split_share = contents.split_share(run, whole) if run.model.folder and run.mesh.tensor_parallel else None
         has_buffers = len(self.parameter_names) < len(self.meta_state_dict)
         # Here, since a plan calls `ready` on fake tensors, and a new group reads the mesh's values.

@@ -41,7 +41,7 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
     """
     recipe, options = run.recipe, run.options
     hooks = Hooks()
-    if (mesh := world.tensor_mesh) is not None:
+    if (mesh := world.submesh(run.mesh.axes("tensors"))) is not None:
         from shardlab.parallel import tensor
 
         kinds = {"sequence_parallel": options.sequence_parallel, "loss_parallel": options.loss_parallel}
@@ -51,7 +51,7 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
             library_tensor.apply(model, run.model.tensor, mesh, **kinds)
         else:
             tensor.apply(model, run.model.tensor, run.model.blocks, mesh, **kinds)
-    if (mesh := world.context_mesh) is not None and mesh.size() > 1:
+    if (mesh := world.submesh(run.mesh.axes("sequence"))) is not None and mesh.size() > 1:
         if run.model.folder:
             from shardlab.parallel import library_context
 
@@ -96,7 +96,7 @@ def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:
         from shardlab.parallel import ddp
 
         return ddp.in_one_process(model, world.devices)
-    if (mesh := world.replicate_mesh) is not None and not run.mesh.sharded:
+    if (mesh := world.submesh(run.mesh.replica_axes)) is not None and not run.mesh.sharded:
         from shardlab.parallel import ddp
 
         return ddp.apply(model, mesh, find_unused_parameters=run.options.find_unused_parameters)

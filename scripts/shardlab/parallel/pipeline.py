@@ -152,7 +152,7 @@ class PipelineEngine(NativeEngine):
     """Class that runs a stage's part of the model."""
 
     def __init__(self, run: Any, task: Any, world: Any, weights: Any) -> None:
-        mesh = world.pipeline_mesh
+        mesh = world.submesh(run.mesh.axes("layers"))
         self.group, self.rank, self.ranks = mesh.get_group(), mesh.get_local_rank(), mesh.size()
         self.chunks = run.options.n_microbatches
         self.plan = run.options.pipeline

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.errors import Unsupported
-from shardlab.models import contents
-from shardlab.models.declared import completed
 from shardlab.models.weights import check_weights, materialize, open_weights, read
 from shardlab.parallel import batch_norm, parallelize
 from shardlab.patches import deepspeed_startup
@@ -86,18 +84,10 @@ class ZeroEngine(Engine):
     def __init__(self, run: Run, task: Task, world: World, weights: Path) -> None:
         deepspeed_startup.without_shared_memory()
         deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
-        whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
-        run = completed(run, whole)
-        self.run, self.task, self.world = run, task, world
+        whole = self.describe(run, task, world)
+        run = self.run
         self.precision = PRECISIONS[run.recipe.arithmetic]
         self.weights_file = weights
-        contents.check(run, whole)
-        self.meta_state_dict = {
-            name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
-        }
-        self.parameter_count = models.parameter_count(whole)
-        self.own_settings = optimizers.own_settings(run.recipe, whole, run.model.experts)
-        self.load_shape = getattr(whole, "load_shape", None)
         self.unused = {*trial.unused_without_weights(run, task)}
         self.config = sized(run.engine_config or {}, self.parameter_count)
         self.plain = whole

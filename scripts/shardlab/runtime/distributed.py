@@ -90,42 +90,22 @@ class World:
         return {} if self.mesh is None else dict(zip(self.dims.factors, self.mesh.get_coordinate() or (), strict=True))
 
     @property
-    def replicate_mesh(self) -> DeviceMesh | None:
-        """This rank's 1-D mesh of replicas; None if the run does not name that axis, or without a process group."""
-        return self._submesh(self.dims.replica_axes)
-
-    @property
     def data_group(self) -> dist.ProcessGroup | None:
-        """This rank's group of ranks that have other samples or parts of sequences; None as for ``replicate_mesh``."""
+        """This rank's group of ranks that have other samples or parts of sequences; None as for ``submesh``."""
         axes = self.dims.axes("samples", "sequence")
-        if self.mesh is None or not axes:
+        ranks = self.submesh(axes)
+        if ranks is None:
             return None
-        ranks = self.mesh[axes]._flatten(TIMES.join(axes)) if len(axes) > 1 else self.mesh[axes[0]]
-        return ranks.get_group()
-
-    @property
-    def pipeline_mesh(self) -> DeviceMesh | None:
-        """This rank's 1-D mesh of pipeline stages; None as for ``replicate_mesh``."""
-        return self._submesh(self.dims.axes("layers"))
-
-    @property
-    def tensor_mesh(self) -> DeviceMesh | None:
-        """This rank's 1-D mesh of tensor parallelism; None as for ``replicate_mesh``."""
-        return self._submesh(self.dims.axes("tensors"))
+        return (ranks._flatten(TIMES.join(axes)) if len(axes) > 1 else ranks).get_group()
 
     @property
     def shard_mesh(self) -> DeviceMesh | None:
         """Mesh that weights are sharded over, 2-D if shards are replicated; None if they are not sharded."""
-        return self._submesh((*self.dims.replica_axes, self.dims.shard_axis)) if self.dims.sharded else None
-
-    @property
-    def context_mesh(self) -> DeviceMesh | None:
-        """This rank's 1-D mesh of context parallelism; None as for ``replicate_mesh``."""
-        return self._submesh(self.dims.axes("sequence"))
+        return self.submesh((*self.dims.replica_axes, self.dims.shard_axis)) if self.dims.sharded else None
 
     @property
     def expert_mesh(self) -> DeviceMesh | None:
-        """This rank's 1-D mesh of ranks with different experts; None as for ``replicate_mesh``."""
+        """This rank's 1-D mesh of ranks with different experts; None as for ``submesh``."""
         return None if self.grouped is None else self.grouped[self.dims.expert_axes[2]]
 
     @property
@@ -148,11 +128,12 @@ class World:
         axes = tuple(axis for axis in self.dims.factors if axis not in self.dims.axes("layers"))
         if not axes:
             return None
-        mesh = self._submesh(axes)
+        mesh = self.submesh(axes)
         assert mesh is not None
         return (mesh._flatten() if len(axes) > 1 else mesh).get_group()
 
-    def _submesh(self, axes: tuple[str, ...]) -> DeviceMesh | None:
+    def submesh(self, axes: tuple[str, ...]) -> DeviceMesh | None:
+        """Return this rank's mesh of some axes; None if there are none, or without a process group."""
         if self.mesh is None or not axes:
             return None
         return self.mesh[axes] if len(axes) > 1 else self.mesh[axes[0]]

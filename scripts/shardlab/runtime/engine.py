@@ -6,7 +6,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from shardlab import models
+from shardlab.models import contents
+from shardlab.models.declared import completed
+from shardlab.runtime import optimizers
 from shardlab.runtime.batch_statistics import SharedBuffers
+from shardlab.runtime.distributed import World
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.types import Run
 
@@ -17,7 +22,10 @@ class Engine(Protocol):
     run: Run
     """Its settings, with what the library declares of a transformers model (models/declared.py)."""
     task: Task
+    world: World
     buffers: SharedBuffers
+    own_settings: dict[str, optimizers.Own]
+    """By trained parameter."""
     load_shape: tuple[int, int] | None
     """Layers and experts of the model; None without experts."""
     chunks: int | None
@@ -28,6 +36,26 @@ class Engine(Protocol):
     """Number of trainable values in the whole model."""
     parts: list[nn.Module]
     """The plain model on this rank, or the parts of it that this rank holds."""
+
+    def describe(self, run: Run, task: Task, world: World) -> nn.Module:
+        """Fill in what is above of a run, but for its parts and buffers; return the whole model on the meta device.
+
+        Raises:
+            UserError: the model does not fit the run (see models/contents.py and ``optimizers.own_settings``).
+        """
+        # On the meta device: a sharded model is never whole on a rank.
+        whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
+        self.run = run = completed(run, whole)
+        self.task, self.world = task, world
+        models.check_plan(run.model, whole)
+        contents.check(run, whole)
+        self.meta_state_dict = {
+            name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
+        }
+        self.parameter_count = models.parameter_count(whole)
+        self.own_settings = optimizers.own_settings(run.recipe, whole, run.model.experts)
+        self.load_shape = getattr(whole, "load_shape", None)
+        return whole
 
     def train(self, mode: bool) -> None:
         """Set training or evaluation mode."""
