@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := @$(BIN)/python scripts/install.py
 packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
 
-.PHONY: help try run run-examples matrix setup test test-cluster test-all test-long mutants faults lint docs site pictures envs zoo bench check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help try run run-examples matrix setup test test-cluster test-all test-long mutants faults lint docs site pictures envs zoo check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 # List what can be made.
@@ -125,13 +125,6 @@ soak: .venv/dev
 zoo: .venv/dev
 	$(BIN)/python benchmarks/zoo.py
 
-# Measure what docs/evidence.md holds.
-# Other trainers and the same by hand on two ranks.
-bench: .venv/peers/made
-	.venv/peers/bin/python benchmarks/peers.py
-	.venv/peers/bin/python benchmarks/peers.py --strategies ddp fsdp zero2 --sizes middle --rounds 60 --repeats 0 --output results/benchmarks/ranks
-	$(BIN)/python benchmarks/published.py
-
 NODES ?= 2
 GPUS ?= 4
 # Start a Slurm cluster in a box: NODES, GPUS.
@@ -172,14 +165,6 @@ distclean:
 .venv/run: envs/train.txt .venv/login
 	@echo 'Installing PyTorch, DeepSpeed and what they need: $(call packages,envs/train.txt) packages, the largest by far.'
 	$(INSTALL) envs/workflow.txt envs/train.txt
-	@touch $@
-
-# Other trainers, to be measured beside: on top of what is there, in an environment of their own.
-.venv/peers/made: envs/peers.txt .venv/run
-	@echo 'Installing the trainers that ours is measured beside: up to $(call packages,envs/peers.txt) packages.'
-	$(BIN)/python -m venv .venv/peers
-	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $$(.venv/peers/bin/python -c 'import site; print(site.getsitepackages()[0])')/below.pth
-	@.venv/peers/bin/python scripts/install.py envs/peers.txt
 	@touch $@
 
 .venv/dev: envs/dev.txt .venv/run

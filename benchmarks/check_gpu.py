@@ -19,12 +19,14 @@ import os
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
@@ -33,11 +35,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/parity"))
 
 from trainers import large  # type: ignore[import-not-found]
 from trainers.cases import TO_CPU, Case, cases  # type: ignore[import-not-found]
-from trainers.table import Table  # type: ignore[import-not-found]
 
 from shardlab.data import read, store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError, run_program
+from shardlab.files import write_text
 from shardlab.runtime import device
 from shardlab.settings import load
 
@@ -51,6 +53,28 @@ FIGURES = {"gradient": "gradient of step 0", "loss": "training loss", "norm": "g
 MOST = 8
 """Maximum number of ranks."""
 WORKLOADS = ("mlp", "mnist", "xsum", "vit", "llama2")
+
+
+class Table:
+    """Markdown table that is printed row by row; the CSV file has all printed rows."""
+
+    def __init__(self, path: Path, columns: Iterable[str], shown: Callable[[float], str]) -> None:
+        self.path, self.columns, self.shown = path, list(columns), shown
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        """Print and write more rows."""
+        if not self.rows:
+            print(f"\n| {' | '.join(self.columns)} |\n|{' --- |' * len(self.columns)}")
+        for row in rows:
+            print(f"| {' | '.join(self._shown(row.get(column)) for column in self.columns)} |", flush=True)
+        self.rows += rows
+        write_text(self.path, pd.DataFrame(self.rows, columns=self.columns).to_csv(index=False))
+
+    def _shown(self, value: Any) -> str:
+        if isinstance(value, float):
+            return self.shown(value)
+        return "" if value is None else str(value)
 
 
 def main() -> None:

@@ -60,11 +60,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2, help="types at a time")
     parser.add_argument("--resume", action="store_true", help="leave out what the output has already")
     parser.add_argument("--output", type=Path, default=ROOT / "results/benchmarks/zoo.jsonl")
-    parser.add_argument("--page", action="store_true", help="write the table of the output's proofs, and end")
     args = parser.parse_args()
-    if args.page:
-        write_page(read(args.output))
-        return
     started = time.monotonic()
     import_for_ranks()
     torch.set_num_threads(1)  # each of several ranks at once

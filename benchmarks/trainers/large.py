@@ -4,18 +4,30 @@ and ZeRO-3 with its states in CPU memory; each plan's memory next to what PyTorc
 Weights and samples are generated here: no hub, no data set. A model that does not fit has a row that says so.
 """
 
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
-from shardlab.data import encoders
+import torch
+from safetensors.numpy import save_file
+
+from shardlab import models
+from shardlab.data import encoders, store
 from shardlab.errors import UserError
-from shardlab.files import read_json
+from shardlab.files import ROOT, read_json, write_json
+from shardlab.models.weights import save
 from shardlab.plan.simulate import simulate
 from shardlab.records import plan
-from trainers.places import SIZES, run_of, train, write  # type: ignore[import-not-found]
+from shardlab.runs import commands
+from shardlab.runs.stages import Scope
+from shardlab.settings import load, resolve
+from shardlab.settings.types import Run
 
+TINY = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 4, "hidden": 176, "vocab_size": 1024}
+"""Arguments of a model that takes seconds on a CPU."""
 FAST = {"precision": "bf16", "compile": "blocks"}
 GPT = {"dim": 2048, "layers": 16, "heads": 16, "kv_heads": 16, "hidden": 5504, "vocab_size": 32000}
 """0.94 B: 16 layers of 2,048, a size that the Kempner Institute's handbook measures."""
@@ -78,7 +90,7 @@ def shown(value: float) -> str:
 
 def tiny(case: Case) -> Case:
     """Return the case at a size that takes seconds on a CPU."""
-    sizes = {"image_size": 32, "classes": 10} | SIZES["tiny"]
+    sizes = {"image_size": 32, "classes": 10} | TINY
     args = case.args | {key: value for key, value in sizes.items() if key in case.args}
     recipe = case.recipe | {"compile": "none"}
     name, length = f"{case.name}, tiny", min(case.length, 32)
@@ -110,3 +122,47 @@ def row(case: Case, place: Path, device: str, ranks: int, steps: int) -> dict[st
         "tokens/s" if case.length > 1 else "images/s": batch * case.length / seconds,
         "MFU": report["mfu"],
     }
+
+
+def run_of(
+    strategy: str, workload: str, args: dict[str, Any], data: dict[str, Any], recipe: dict[str, Any], **config: Any
+) -> Run:
+    """Return the run of a workload's model with other arguments, on other data of its task."""
+    plain: dict[str, Any] = {
+        "max_grad_norm": 1.0,
+        "epochs": 1,
+        "checkpoint_interval_minutes": None,
+        "optimizer": {"name": "adamw", "learning_rate": 1e-4},
+    }
+    checked = load.config({"recipe": plain | recipe} | config)
+    known = load.workload(workload)
+    size = known.sizes["small"].model_copy(update={"model": {}, "shape": args, "data": data})
+    source = known.data["embedded"].model_copy(update={"shape": {}, "model": {}})
+    other = known.model_copy(update={"sizes": {"small": size}, "data": {"embedded": source}})
+    with mock.patch.object(load, "workload", return_value=other):
+        run = resolve.run(checked, strategy, workload)
+    return run.model_copy(update={"model": run.model.model_copy(update={"args": args})})
+
+
+def train(place: Path, run: Run) -> "subprocess.CompletedProcess[str]":
+    """Train what was written to ``place`` as `shardlab launch` would, without its checks and attempts."""
+    words = {"settings": place / "run.json", "data": place, "weights": place / "initial.safetensors", "output": place}
+    program = [str(ROOT / "scripts/shardlab"), "train", *(f"--{key}={value}" for key, value in words.items())]
+    lines = commands.lines(run, program, None, Scope.RANKS)
+    return subprocess.run(["bash", "-c", lines], capture_output=True, text=True)
+
+
+def write(place: Path, run: Run, arrays: Callable[[int], dict[str, Any]]) -> None:
+    """Write settings, splits with as many samples as the run needs, and its initial weights."""
+    place.mkdir(parents=True)
+    write_json(place / "run.json", run.model_dump())
+    batch, steps = run.recipe.global_batch_size, run.recipe.max_steps or 1
+    for split, rows in (("train", batch * (steps + 1)), ("validation", batch), ("test", batch)):
+        save_file(arrays(rows), place / f"{split}.safetensors")
+    files = {f"{split}.safetensors": "" for split in ("train", "validation", "test")}
+    manifest = {"data": run.data.model_dump(), "files": files, "fingerprint": store.fingerprint(files)}
+    write_json(place / "dataset.json", manifest)
+    weights = models.initial_weights(run.model, run.task, torch.float32, run.seed)
+    with torch.device("meta"):
+        model = models.build(run.model, run.task, torch.float32)
+    save(weights, models.state(model), place / "initial.safetensors")

@@ -14,7 +14,7 @@ from torch import Tensor
 from traindiff import outputs
 from traindiff.capture_files import Capture, InputError, Tensors, same_shape
 from traindiff.fit import listed
-from traindiff.pair import COARSE, EPSILONS, FLOORS, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage
+from traindiff.pair import COARSE, EPSILONS, FLOORS, LIMITS, MULTIPLE, SCALARS, UPDATES, Pair, Row, Stage, largest
 from traindiff.sample_weights import counted, reads
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -61,8 +61,8 @@ def compare(
         if twin and pair.twin:
             moved = twin(name).double()
             same_shape(name, (moved, pair.twin.folder), (expected, pair.reference.folder))
-            of_twin = _finite(float(_largest(moved - expected)))
-        differences[name] = float(_largest(value - expected)), float(_largest(expected)), of_twin
+            of_twin = _finite(largest(moved - expected))
+        differences[name] = largest(value - expected), largest(expected), of_twin
     scale = max((_finite(size) for _, size, _ in differences.values()), default=0.0)
     # Where the reference has nothing but zeros, such as updates of a learning rate of 0, any other value differs.
     scale = scale or max((_finite(difference) for difference, *_ in differences.values()), default=0.0)
@@ -83,10 +83,6 @@ def _without_shared(value: Tensor, other: Tensor) -> tuple[Tensor, Tensor, int]:
     """Return both with 0 for values that are the same infinity, or not a number, in both; and how many these are."""
     same = ~value.isfinite() & ((value == other) | (value.isnan() & other.isnan()))
     return value.masked_fill(same, 0.0), other.masked_fill(same, 0.0), int(same.sum())
-
-
-def _largest(value: Tensor) -> Tensor:
-    return value.abs().max() if value.numel() else torch.zeros(())
 
 
 def _numbers(pair: Pair, step: int, *keys: str) -> Iterator[Row]:
@@ -203,7 +199,7 @@ def _states(pair: Pair, step: int, names: list[str]) -> Iterator[Row]:
     limits = pair.limits(LIMITS, file)
 
     def slack(name: str) -> float:
-        sizes = [_finite(float(_largest(each[name].double()))) for each in so_far if name in each]
+        sizes = [_finite(largest(each[name].double())) for each in so_far if name in each]
         return limits(name) * sum(sizes) + _apart(pair, step, _parameter(name))
 
     yield from compare(names, pair, file, lambda capture: capture.tensors(file).__getitem__, limits, slack)
@@ -218,7 +214,7 @@ def _apart(pair: Pair, step: int, name: str) -> float:
         return 0.0
     own, other = (capture.before(step) for capture in pair.captures)
     both = name in own and name in other and own[name].shape == other[name].shape
-    return _finite(float(_largest(own[name].double() - other[name].double()))) if both else 0.0
+    return _finite(largest(own[name].double() - other[name].double())) if both else 0.0
 
 
 def _parameter(name: str) -> str:
@@ -247,7 +243,7 @@ def _update(pair: Pair, step: int) -> Iterator[Row]:
         lambda capture: capture.updates(step),
         lambda each: max(UPDATES, limits(each)),
         # What weights in low precision lose of an update, if the reference's are not, is no rounding.
-        lambda each: 4 * (EPSILONS["F32"] if lost else epsilons(each)) * float(_largest(after[each].double())),
+        lambda each: 4 * (EPSILONS["F32"] if lost else epsilons(each)) * largest(after[each].double()),
     ):
         yield _sure(pair, step, row) if row.differs else row
 
@@ -268,20 +264,20 @@ def _sure(pair: Pair, step: int, row: Row) -> Row:
         own, other = (file[row.name].double() for file in files)
         name = f"step{each}/gradients"
         limit, floor = pair.limits(LIMITS, name)(row.name), pair.limit(FLOORS, name)
-        if not float(_largest(own - other)) <= limit * max(float(_largest(other)), floor * _scale(files[1])):
+        if not largest(own - other) <= limit * max(largest(other), floor * _scale(files[1])):
             return row  # they differ by more than rounding
         near = max(RELATIVE, limit / 2)
         unsure = (unsure if unsure is not None else own.ne(own)) | ((own - other).abs() > near * other.abs())
     off = pair.actual.updates(step)(row.name) - pair.reference.updates(step)(row.name)
     if unsure is None or unsure.shape != off.shape or not math.isfinite(row.difference):
         return row
-    return replace(row, difference=row.difference * float(_largest(off.masked_fill(unsure, 0.0)) / _largest(off)))
+    return replace(row, difference=row.difference * largest(off.masked_fill(unsure, 0.0)) / largest(off))
 
 
 @lru_cache(maxsize=8)
 def _scale(file: Tensors) -> float:
     """Return the largest value of a file of tensors."""
-    return max(_finite(float(_largest(file[name].double()))) for name in file.names)
+    return max(_finite(largest(file[name].double())) for name in file.names)
 
 
 def _ranks(pair: Pair, step: int) -> Iterator[Row]:
@@ -381,8 +377,8 @@ def _load(pair: Pair, step: int) -> Iterator[Row]:
     ]
     if all(found):
         load, expected, moved = (torch.tensor(each) for each in found)
-        limit = max(0.5, MULTIPLE * float(_largest(moved - expected)))  # rounding flips a choice
-        yield Row("expert_load", float(_largest(load - expected)), limit, f"{found[0]}, not {found[1]}")
+        limit = max(0.5, MULTIPLE * largest(moved - expected))  # rounding flips a choice
+        yield Row("expert_load", largest(load - expected), limit, f"{found[0]}, not {found[1]}")
 
 
 def _restored(pair: Pair) -> Iterator[Row]:

@@ -41,6 +41,26 @@ class Fit:
         return f"{self.tensors} tensor{'s' * (self.tensors != 1)}, {self.values} values, {solved}"
 
 
+def least_squares(terms: Tensor, value: Tensor, rcond: float | None = None) -> Tensor | None:
+    """Return the coefficients with which columns of ``terms`` add up to a vector; None if they are not independent.
+
+    ``rcond``: see torch.linalg.lstsq.
+    """
+    scale = terms.norm(dim=0)
+    if not bool((scale > 0).all()):
+        return None
+    found = torch.linalg.lstsq(terms / scale, value[:, None], rcond=rcond, driver="gelsd")
+    return None if int(found.rank) < terms.shape[1] else found.solution[:, 0] / scale
+
+
+def joined(solved: list[float], fits: Iterable[Fit]) -> Fit:
+    """Return the fit of several tensors that were fitted apart."""
+    fits = [*fits]
+    return Fit(
+        solved, max(each.left for each in fits), sum(each.values for each in fits), sum(each.tensors for each in fits)
+    )
+
+
 @dataclass
 class View:
     """The tensors of a stage that differs, which formulas recompute from the reference's."""
@@ -152,13 +172,10 @@ class View:
             or not bool(torch.isfinite(value).all() and torch.isfinite(matrix).all())
         ):
             return None
-        scale = matrix.norm(dim=0)
-        if not bool((scale > 0).all()):
+        solution = least_squares(matrix, value)
+        if solution is None:
             return None
-        solution = torch.linalg.lstsq(matrix / scale, value[:, None], driver="gelsd")
-        if int(solution.rank) < len(terms):
-            return None
-        found = (solution.solution[:, 0] / scale).tolist()
+        found = solution.tolist()
 
         def residual(name: str) -> Tensor:
             return target(name) - sum(a * term(name).double() for a, term in zip(found, terms, strict=True))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from traindiff import replay
-from traindiff.fit import PART, Fit, Read, View, coefficient, listed, number, ranges
+from traindiff.fit import PART, Fit, Read, View, coefficient, joined, listed, number, ranges
 from traindiff.pair import COARSE, NUMBERS, Pair
 
 SMALLEST_SCALE = 2**8
@@ -197,34 +197,29 @@ def _partly(view: View) -> Iterator[Formula]:
         fit = Fit([], 0.0, sum(view.expected(name).numel() for name in view.names), 0)
         yield Formula("no gradient", f"in the reference, of {listed(view.names)}", "the reference's gradient = 0", fit)
         return
-    own = {name: view.solve("", [name], [view.expected]) for name in view.names if view.expected(name).numel() >= LEAST}
-    factors = {name: 1 + fit.solved[0] for name, fit in own.items() if fit}
+    own = _of_each(view, view.names, view.expected, view.actual)
+    factors = {name: fit.solved[0] for name, fit in own.items()}
     groups = [[n for n in factors if view.same(factors[n], c, 3)] for c in _distinct(factors.values(), view)]
     groups = [group for group in groups if len(group) > 1]
     if groups and len(groups) <= GROUPS:
         text = "; ".join(f"{number(factors[each[0]], view.near)} of {listed(each)}" for each in groups)
         text += f"; {len(view.names) - sum(map(len, groups))} other tensors have no formula"
-        fits = [fit for group in groups for fit in map(own.get, group) if fit]
-        fit = Fit(
-            [factors[each[0]] for each in groups], max(f.left for f in fits), sum(f.values for f in fits), len(fits)
-        )
+        fit = joined([factors[each[0]] for each in groups], (own[name] for group in groups for name in group))
         yield Formula("factor of some", text, "gradient = c x the reference's, of these tensors", fit)
 
 
 def _in_groups(view: View, names: list[str], term: Read, of: Read | None = None) -> tuple[dict[str, float], Fit] | None:
     """Solve for a coefficient of a term for each tensor, of which no more than ``GROUPS`` are different."""
-    fits = {}
-    for name in names:
-        fit = view.solve("", [name], [term], of) if view.expected(name).numel() >= LEAST else None
-        if not fit:
-            return None
-        fits[name] = fit
+    fits = _of_each(view, names, term, of)
     own = {name: fit.solved[0] for name, fit in fits.items()}
     distinct = _distinct(own.values(), view)
-    if len(distinct) > GROUPS:
-        return None
-    values = sum(fit.values for fit in fits.values())
-    return own, Fit(distinct, max(fit.left for fit in fits.values()), values, len(fits))
+    return (own, joined(distinct, fits.values())) if len(fits) == len(names) and len(distinct) <= GROUPS else None
+
+
+def _of_each(view: View, names: list[str], term: Read, of: Read | None = None) -> dict[str, Fit]:
+    """Return the fit of a term's coefficient for each tensor that has one."""
+    fits = {name: view.solve("", [name], [term], of) for name in names if view.expected(name).numel() >= LEAST}
+    return {name: fit for name, fit in fits.items() if fit}
 
 
 def _distinct(values: Iterable[float], view: View) -> list[float]:
@@ -656,12 +651,7 @@ def _moments(view: View) -> Iterator[Formula]:
             return
         fits.append(found[0])
         own[key] = found[1]
-    fit = Fit(
-        [each for one in fits for each in one.solved],
-        max(each.left for each in fits),
-        sum(each.values for each in fits),
-        sum(each.tensors for each in fits),
-    )
+    fit = joined([each for one in fits for each in one.solved], fits)
     shown = "; ".join(
         f"{key} = {coefficient(a)} x that before + {coefficient(b)} x g"
         + "^2" * is_square_of_gradients(key)

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from traindiff.capture_files import RankStep
-from traindiff.fit import PART, ROUNDING, Fit, number, ranges
+from traindiff.fit import PART, ROUNDING, Fit, least_squares, number, ranges
 from traindiff.formulas import Formula
-from traindiff.pair import LIMITS, MULTIPLE, Pair, Row, Stage, Where
+from traindiff.pair import LIMITS, MULTIPLE, Pair, Row, Stage, Where, largest
 
 FILLS = {"targets": -100, "mask": 0}
 """Values after the end of a sample."""
@@ -42,11 +42,11 @@ def rows(pair: Pair, step: int, kinds: tuple[str, ...]) -> Iterator[Row]:
                         continue
                     value, expected, positions, features = placed
                     difference = _larger(difference, distance(value, expected))
-                    size = max(size, _most(expected[torch.isfinite(expected)].abs()))
+                    size = max(size, largest(expected[torch.isfinite(expected)]))
                     if twin:
                         samples = rank.samples(micro)
                         moved, unmoved = (each.rows(kind, name, samples) for each in (twin, whole))
-                        of_twin = max(of_twin, _most(distance(moved, unmoved)))
+                        of_twin = max(of_twin, largest(distance(moved, unmoved)))
                     where.values.append((value, expected))
                     places.append((rank, micro, positions, features))
             if places:
@@ -132,7 +132,7 @@ def _placed(
         return None
     if len(parts) > 1:
         totals = torch.stack([part[keep].double() for part in parts]).sum(0)
-        value = min(totals, totals / len(parts), key=lambda each: _most(distance(each, expected)))
+        value = min(totals, totals / len(parts), key=lambda each: largest(distance(each, expected)))
     positions: Tensor | None = None
     features: Tensor | None = None
     last = value.dim() - 1
@@ -229,12 +229,8 @@ def distance(value: Tensor, expected: Tensor) -> Tensor:
 
 def _larger(number: float, off: Tensor) -> float:
     """Return the largest of these; nan if one is, which max() would miss."""
-    most = _most(off)
+    most = largest(off)
     return number if math.isnan(number) or most <= number else most
-
-
-def _most(value: Tensor) -> float:
-    return float(value.max()) if value.numel() else 0.0
 
 
 def _note(where: Where, rank: RankStep, micro: int, positions: Any, features: Any, off: Tensor, limit: float) -> None:
@@ -273,7 +269,7 @@ def explain(pair: Pair, stage: Stage) -> list[Formula]:
     row = stage.wrong[0]
     if row.where is None:
         return []
-    limit = row.limit * max(_largest(other) for _, other in row.where.values)
+    limit = row.limit * max(largest(other[torch.isfinite(other)]) for _, other in row.where.values)
     wrong = [(value, other) for value, other in row.where.values if bool((~(distance(value, other) <= limit)).any())]
     actual, expected = (torch.cat([each[side].flatten() for each in wrong]) for side in (0, 1))
     if not bool(torch.isfinite(actual).all() and torch.isfinite(expected).all()):
@@ -308,19 +304,14 @@ def explain(pair: Pair, stage: Stage) -> list[Formula]:
 def _solve(pair: Pair, off: Tensor, terms: list[Tensor], expected: Tensor) -> Fit | None:
     """Return the fit of a difference by a sum of terms, if it holds (see fit.py)."""
     matrix = torch.stack([term.flatten() for term in terms], 1)
-    if off.numel() <= len(terms) or not bool((matrix.norm(dim=0) > 0).all()):
+    solved = least_squares(matrix, off.flatten()) if off.numel() > len(terms) else None
+    if solved is None:
         return None
-    solved = torch.linalg.lstsq(matrix, off.flatten()[:, None], driver="gelsd").solution[:, 0]
     left, whole = float((off.flatten() - matrix @ solved).norm()), float(off.norm())
     rounding = pair.limit(ROUNDING) * float(expected.norm())
     return (
         Fit(solved.tolist(), left / whole, off.numel(), 1) if left <= min(rounding, pair.limit(PART) * whole) else None
     )
-
-
-def _largest(value: Tensor) -> float:
-    finite = value[torch.isfinite(value)]
-    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def _of_batch(value: Tensor, other: Tensor) -> Iterator[Formula]:

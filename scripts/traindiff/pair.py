@@ -226,6 +226,11 @@ class Pair:
         return lambda name: own[name] if name in own or name not in others else torch.zeros_like(others[name])
 
 
+def largest(value: Tensor) -> float:
+    """Return the largest absolute value; nan if one is, 0 of no values."""
+    return float(value.abs().max()) if value.numel() else 0.0
+
+
 def _apart(value: Tensor, other: Tensor) -> float:
     return float((value - other).norm()) / (float(other.norm()) or 1.0) if value.shape == other.shape else math.inf
 

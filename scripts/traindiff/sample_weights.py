@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from traindiff.capture_files import InputError, Samples
-from traindiff.fit import PART, ROUNDING, Fit, View, coefficient, listed, number, ranges
+from traindiff.fit import PART, ROUNDING, Fit, View, coefficient, least_squares, listed, number, ranges
 from traindiff.formulas import Formula, fewest
 from traindiff.pair import Pair
 
@@ -81,13 +81,8 @@ class _Sums:
         """Return the fit of the gradient by the rows of a matrix, if it holds and says more than its unknowns."""
         if len(matrix) >= self.ambient or matrix.shape[1] <= len(matrix):
             return None
-        scale = matrix.norm(dim=1).clamp(min=1e-300)
-        singular = self.view.limit(SINGULAR)
-        solution = torch.linalg.lstsq((matrix / scale[:, None]).T, self.actual[:, None], rcond=singular, driver="gelsd")
-        if int(solution.rank) < len(matrix):
-            return None
-        weights = solution.solution[:, 0] / scale
-        return self.fit(weights @ matrix, weights.tolist(), label)
+        weights = least_squares(matrix.T, self.actual, self.view.limit(SINGULAR))
+        return None if weights is None else self.fit(weights @ matrix, weights.tolist(), label)
 
     def blocks(self, partition: Partition) -> Tensor:
         """Return the sum of the gradients of each block."""

@@ -30,8 +30,6 @@ class Page:
     """An open page."""
 
     driver: webdriver.Chrome
-    seconds: float
-    """Until it was loaded and its script had run."""
 
     def ask(self, expression):
         """Value of a JavaScript expression."""
@@ -85,11 +83,9 @@ def opened(path, width=1280, scheme="light"):
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", prefers)
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        started = time.monotonic()
         driver.get(path.resolve().as_uri())
-        page = Page(driver, 0)
+        page = Page(driver)
         page.until("document.body.dataset.ready === 'yes'")
-        page.seconds = time.monotonic() - started
         yield page
     finally:
         driver.quit()

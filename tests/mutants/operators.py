@@ -32,10 +32,7 @@ LAYERS = {
         "tests/unit/test_attempts.py",
         "tests/unit/test_initial_weights.py",
     ),
-    (f"{S}report/recommendation.py", f"{S}report/sweep_table.py"): (
-        "tests/unit/test_report.py",
-        "tests/unit/test_sweep.py",
-    ),
+    (f"{S}report/sweep_table.py",): ("tests/unit/test_sweep.py",),
     (f"{S}proof/of_workload.py",): ("tests/unit/test_model_folders.py",),
     (f"{S}records/manifest.py",): ("tests/unit/test_checkpoints.py",),
     (f"{S}records/script_lines.py",): ("tests/unit/test_script_contract.py",),

@@ -1,7 +1,6 @@
 """Data and models of the hub, with the real libraries: what is pinned is what is read; splits, columns, errors."""
 
 import errno
-import gzip
 import io
 import json
 import os
@@ -239,8 +238,6 @@ def test_splits_that_cannot_be_are_refused_by_the_settings_alone(settings, words
     [
         ({"splits": SPLITS | {"validation": "valid"}}, "there is no split 'valid'; did you mean validation?", 0),
         ({"splits": SPLITS | {"validation": "dev"}}, "`holdout: {validation: 1000}`", 0),
-        ({"splits": SPLITS | {"train": "train[:30]"}}, "train: train[:30], but the split train has only 20 rows", 3),
-        ({"splits": SPLITS | {"train": "train[-30:]"}}, "train: train[-30:], but the split train has only 20", 3),
         (
             {"splits": SPLITS | {"train": "train[:15]", "test": "train[60%:]"}},
             "train (train[:15]) and test (train[60%:]) have rows in common",
@@ -326,32 +323,6 @@ def test_classes_that_have_other_names_in_another_file_are_refused(hub, raw, tmp
     hub.push(REPO, content)
     assert f"column label has the classes {words}" in refusal(raw, columns=["text", "label"])
     assert samples(raw, columns=["text"])["train"][0] == ("x",)
-
-
-def test_what_the_repository_says_about_its_files_is_followed(hub, raw):
-    card = """---
-configs:
-- config_name: default
-  sep: ";"
-  data_files:
-  - {split: train, path: "train*"}
-  - {split: test, path: "test*"}
-dataset_info:
-  features:
-  - {name: text, dtype: string}
-  - name: label
-    dtype: {class_label: {names: {"0": zebra, "1": ant}}}
-  splits:
-  - {name: train, num_bytes: 1, num_examples: 1}  # of an earlier commit
----
-"""
-    lines = gzip.compress(b"label;text\nant;1\nzebra;None of it\n")
-    hub.push(REPO, {"README.md": card.encode(), "train-0.csv.gz": lines, "test.csv.gz": lines, "train-1.csv.gz": lines})
-    found = samples(
-        raw, columns=["text", "label"], splits={"train": "train[:3]", "test": "test", "validation": "train[3:]"}
-    )
-    assert found["train"] == [("1", 1), ("None of it", 0), ("1", 1)]
-    assert found["validation"] == [("None of it", 0)]
 
 
 def test_a_comma_too_many_at_the_end_of_each_row_shifts_no_column(hub, raw):
@@ -453,7 +424,6 @@ PARQUET = "default/test-00000-of-00001.parquet"
         (COMMAS | {"test.csv": b"text,of,by\n0,0,a\n0,0,a,b\n"}, "split test .* Expected 3 fields in line 3, saw 4"),
         (LINES | {"test.jsonl": b""}, "split test of tester/some .* a file has no rows"),
         (LINES | {"test.jsonl": LINE + b'{"text": "\n'}, "split test .* as json: JSON parse error: .* in row 1"),
-        (LINES | {"README.md": b"---\nconfigs: [\n---\n"}, "YAML at the beginning of its README.md cannot be read"),
         ({"some.py": b"", "README.md": b""}, "Dataset scripts are no longer supported"),
     ],
 )
@@ -466,29 +436,26 @@ def test_a_file_that_is_none_is_one_sentence(hub, raw, content, words):
     ("error", "words"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), "could not be downloaded: [Errno 28] No space left on dev"),
-        (ConnectionError("reset"), "Run this on a node with a network, and again if it was interrupted. The embedded"),
-        (ValueError("something else"), "could not be downloaded: something else."),
+        (ConnectionError("reset"), "reset. Without a network, run this on a node that has one"),
     ],
 )
-def test_the_advice_fits_the_cause(hub, raw, monkeypatch, error, words):
+def test_an_error_says_what_it_goes_back_to(hub, raw, monkeypatch, error, words):
     hub.push(REPO, numbered())
 
     def fails(*_, **__):
         raise RuntimeError("around it") from error
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fails)
-    message = refusal(raw)
-    assert words in message
-    assert ("network" in words) == ("network" in message)
+    assert words in refusal(raw)
 
 
 def test_repositories_and_revisions_that_are_not_there_are_told_apart(hub, raw):
-    assert "there is no such repository, or you may not read it" in refusal(raw)
+    assert "Repository Not Found for url" in refusal(raw)
     hub.push(REPO, numbered())
     hub.unknown.add("v2")
-    assert "there is no such revision. Name a commit or a branch" in refusal(raw, revision="v2")
+    assert "Revision Not Found for url" in refusal(raw, revision="v2")
     hub.gated[REPO] = "Bearer hf_mine"
-    assert "log in: hf auth login, or HF_TOKEN." in refusal(raw)
+    assert "log in (hf auth login, or HF_TOKEN)." in refusal(raw)
 
 
 def test_without_a_network_data_and_models_are_one_sentence(hub, raw):

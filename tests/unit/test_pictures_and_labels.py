@@ -1,8 +1,6 @@
 """Pictures and labels of any kind become the numbers that Pillow and NumPy alone give, or are refused."""
 
 import io
-import struct
-import zlib
 from collections import Counter
 from decimal import Decimal
 from fractions import Fraction
@@ -60,29 +58,6 @@ def test_16_bits_are_scaled(kind, channels):
     assert (big == image).all()
 
 
-def of_16_bits(values):
-    """A PNG of 16 bits per color, which Pillow does not write."""
-
-    def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    height, width, bands = values.shape
-    head = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[bands], 0, 0, 0)
-    lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in values)
-    parts = (chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(lines)), chunk(b"IEND", b""))
-    return Image.open(io.BytesIO(b"\x89PNG\r\n\x1a\n" + b"".join(parts)))
-
-
-@pytest.mark.parametrize(("bits", "bands"), [(12, 1), (13, 3), (16, 4)])
-def test_16_bits_and_what_may_be_12_of_them_are_said(bits, bands):
-    values = RAMP >> (16 - bits)
-    color = np.stack([values] * 3 + [np.full_like(values, 65535)], -1)[..., :bands]
-    image, counts = pictured(Image.fromarray(values) if bands == 1 else of_16_bits(color))
-    assert abs(image - values / 257).max() <= 1
-    assert counts["pictures of 16 bits scaled to 8"] == 1
-    assert counts["pictures of 16 bits without a value above 4095, which may be 12 bits"] == (bits == 12)
-
-
 def test_a_picture_is_turned_as_its_exif_says():
     picture, file = Image.fromarray(INK[..., :3]), io.BytesIO()
     exif = Image.Exif()
@@ -92,14 +67,10 @@ def test_a_picture_is_turned_as_its_exif_says():
     assert (image.transpose(1, 2, 0) == np.rot90(INK[..., :3], -1)).all()
 
 
-def test_floats_from_0_to_1_are_scaled_and_others_refused():
-    values = (RAMP / 65535).astype(np.float32)
-    image, counts = pictured(stored(Image.fromarray(values), "TIFF"), 1)
-    assert (image[0] == np.rint(values * 255)).all()
-    assert counts["pictures of floats scaled from 0..1 to 8 bits"] == 1
-    for wrong in (values * 255, values - 0.5, np.where(values > 0.5, np.nan, values), (RAMP * 2.0).astype(np.int32)):
-        said = refusal([(Image.fromarray(wrong), 0)], channels=1, image_size=8, classes=2)
-        assert "whose range is not known; make it one of 8 or 16 bits" in said
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_values_of_an_unknown_range_are_refused(kind):
+    said = refusal([(Image.fromarray(RAMP.astype(kind)), 0)], channels=1, image_size=8, classes=2)
+    assert "whose range of values is not known; make it one of 8 or 16 bits" in said
 
 
 def composited(rgba, below):
@@ -123,9 +94,7 @@ def test_transparency_of_gray_of_palettes_and_of_a_color():
     palette.info["transparency"] = 1
     keyed = Image.fromarray((drawing // 255 * 7).astype(np.uint8))
     keyed.info["transparency"] = 7
-    wide = Image.fromarray((drawing // 255 * 7).astype(np.uint16))
-    wide.info["transparency"] = 7
-    for picture in (Image.fromarray(gray, "LA"), palette, stored(palette, "PNG"), stored(keyed, "PNG"), wide):
+    for picture in (Image.fromarray(gray, "LA"), palette, stored(palette, "PNG"), stored(keyed, "PNG")):
         image, counts = pictured(picture, 1)
         assert (image[0] == drawing).all(), picture
         assert counts["transparent pictures put on white"] == 1
@@ -184,8 +153,7 @@ def test_labels_are_integers():
     ("label", "words"),
     [
         *((label, "not an integer") for label in (0.5, Decimal("1.75"), Fraction(1, 2), np.float32(0.25), None, "cat")),
-        *((label, "not an integer") for label in (float("nan"), float("inf"), "1_0", 1j, b"1", "\u0661", {"label": 1})),
-        ([0, 1], "is a list of shape (2,), not one integer"),
+        *((label, "not an integer") for label in (float("nan"), float("inf"), "1.5", 1j, b"1", {"label": 1}, [0, 1])),
         (-1, "the label is -1"),
         (2, "the label is 2, but the data set's shape promises 2 classes"),
     ],

@@ -12,7 +12,6 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
-from PIL import Image
 from tokenizers import Tokenizer
 
 from helpers.common import ROOT, tiny_run
@@ -95,42 +94,12 @@ def test_the_parts_of_an_encoder_leave_no_trace(tmp_path, monkeypatch, workload)
     assert in_parts["counts"] == whole["counts"]
 
 
-def test_color_pictures_are_stored_as_they_are_seen(tmp_path):
-    """By a reader of pictures and by one of arrays; the expected values are from Pillow and NumPy alone."""
-    values = np.random.default_rng(0).integers(0, 256, (7, 8, 8, 3), dtype=np.uint8)
-    pictures = [Image.fromarray(picture) for picture in values]
-    for name, images in {
-        "pictures": pictures,
-        "arrays": [np.asarray(each).transpose(2, 0, 1) for each in pictures],
-    }.items():
-        data = data_set("classification", channels=3, image_size=8, classes=7)
-        splits = {split: list(zip(images, range(7), strict=True)) for split in SPLITS}
-        store.write(tmp_path / name, data, *encode(data, splits))
-        stored = safetensors.numpy.load_file(tmp_path / name / "test.safetensors")["images"]
-        for channel in range(3):
-            seen = [np.asarray(picture.getchannel(channel)) for picture in pictures]
-            assert (stored[:, channel] == seen).all(), name
-
-
-def test_what_is_written_is_read_back(tmp_path, monkeypatch):
-    """A writer that writes memory as it lies, and a disk that changes a value."""
-    array = np.arange(24).reshape(2, 3, 4).transpose(0, 2, 1)
-    path = tmp_path / "train.safetensors"
-    append = split_file._Column.append
-    for wrong in (lambda array: array.ravel("K").reshape(array.shape), lambda array: array + (array == 17)):
-        monkeypatch.setattr(split_file._Column, "append", lambda self, array, wrong=wrong: append(self, wrong(array)))
-        with SplitFile(path, "test") as file:
-            file.append({"x": array})
-            with pytest.raises(UserError, match=r"train.safetensors: x of row [01] is not"):
-                file.save()
-
-
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
         ([{"x": np.ones(2, object)}], "gave x as object, which safetensors cannot hold"),
-        ([{"x": np.ones(2)}, {"x": np.ones(2, np.float32)}], "x as float32 () after parts of float64 ()"),
-        ([{"x": np.ones(2)}, {"y": np.ones(2)}], "gave y after parts of x"),
+        ([{"x": np.ones(2)}, {"x": np.ones(2, np.float32)}], "{'x': 'float32 ()'} after parts of {'x': 'float64 ()'}"),
+        ([{"x": np.ones(2)}, {"y": np.ones(2)}], "{'y': 'float64 ()'} after parts of {'x'"),
         ([{"x": np.ones(2), "y": np.ones(3)}], "different numbers of samples: {'x': 2, 'y': 3}"),
         ([{"x": np.ones(2), "x_offsets": np.array([0, 1])}], "x_offsets from 0 to 1, not 0 to 2"),
     ],

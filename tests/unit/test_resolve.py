@@ -150,7 +150,7 @@ def test_folders_of_the_workflow_are_no_names_of_strategies(strategy):
 def test_reserved_names_are_those_that_the_rules_use():
     rules = "".join(path.read_text() for path in (ROOT / "workflow/rules").glob("*.smk"))
     used = set(re.findall(r"""results/([a-z_]+)[/"]""", rules))
-    assert used - {"single", "ddp"} | {"benchmarks"} == set(RESERVED), "but for two strategies, and with make bench's"
+    assert used - {"single", "ddp"} | {"benchmarks"} == set(RESERVED), "but for two strategies, and with check_gpu's"
 
 
 def test_every_file_of_the_configuration_is_valid_by_the_schema_that_it_names(tmp_path):

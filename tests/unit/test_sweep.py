@@ -6,8 +6,7 @@ import pytest
 from helpers.reports import finished
 from shardlab.errors import UserError
 from shardlab.records import plan
-from shardlab.report import run_data, summary, summary_markdown, sweep_table
-from shardlab.report.charts import SWEEP
+from shardlab.report import summary, summary_markdown, sweep_table
 from shardlab.runs import snakemake_lock
 from shardlab.settings import load, resolve, variants
 
@@ -152,13 +151,6 @@ def test_mean_deviation_and_the_best(tmp_path):
     )
     text = summary_markdown.markdown(table, config, left_out)
     assert "| single     | mnist      | 0.1             | 3      | 2.500000 ± 0.500000" in text
-    chart = SWEEP["sweep"]
-    drawn = chart.table(run_data.RunData(table, []))
-    assert drawn[["variant", "number", "low", "high"]].to_numpy().tolist()[:2] == [
-        ["single", 0.01, 3.0, 5.0],
-        ["single", 0.1, 2.0, 3.0],
-    ]
-    assert chart.draw(drawn).to_dict()
 
 
 def test_a_job_of_one_run_resolves_no_other():

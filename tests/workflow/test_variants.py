@@ -15,7 +15,7 @@ def test_a_sweep_and_a_further_value(tree):
     assert table.validation_std.gt(0).all()
     assert table.best.sum() == 1
     assert (tree.path / "results/init/mlp@seed=2.safetensors").exists()
-    assert "Validation loss over the swept values" in (tree.path / "results/report.html").read_text()
+    assert "the lowest mean validation loss" in (tree.path / "results/report.html").read_text()
     # Runs of the same cost are planned once, and each has its plan.
     assert "mlp@learning_rate=0.01@seed=1, and 3 variants" in (tree.path / "results/plan.md").read_text()
     assert len(list(tree.path.glob("results/plans/single/*/plan.json"))) == 4

@@ -21,7 +21,8 @@ MISTAKES = {
 RUNS = ["fsdp/mlp", "tp/mnist"]
 CALLS = {words: ["--profile", "workflow/profiles/local", *arguments] for words, arguments in MISTAKES.items()}
 CALLS |= {
-    "slurm": ["--profile", "workflow/profiles/slurm", "-n", "all"],
+    "slurm": ["--profile", "workflow/profiles/slurm", "-n", "--config", "site=engaging", "--", "all"],
+    "no slurm": ["--profile", "workflow/profiles/slurm", "-n", "all"],
     "evaluate": ["-n", "-p", *(f"results/{run}/test.json" for run in RUNS)],
     "compare": ["-n", "-p", "--config", "workloads=[mlp,mnist]", "strategies=[single,ddp,fsdp]", "--", "all"],
 }
@@ -46,6 +47,7 @@ def test_mistakes_end_the_call_before_any_job(called, words):
 
 
 def test_slurm_profile_lists_the_jobs_without_slurm(called):
+    assert "site local has no `slurm:` section" in str(called[1]["no slurm"][0])
     _, listed = called[1]["slurm"]
     assert re.search(r"^train +62$", listed, re.MULTILINE)
     assert "Training llama2 under fsdp_tp" in listed

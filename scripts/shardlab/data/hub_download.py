@@ -5,7 +5,6 @@ Of a data set, the named columns stay, as one Parquet file per split of the repo
 
 import copy
 import glob
-import re
 import shutil
 import tempfile
 import warnings
@@ -16,8 +15,6 @@ from fnmatch import fnmatch
 from itertools import combinations
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from shardlab.data import hub as reader
 from shardlab.data.hub import MANIFEST, sentence
@@ -35,6 +32,10 @@ OURS = (MANIFEST, FIRST, CACHE, ".lock")
 MODEL_FILES = ["config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json"]
 MODEL_FILES += ["chat_template.jinja"]
 MODEL_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
+HELP = (
+    "Without a network, run this on a node that has one; for a private or gated repository, log in (hf auth login, or "
+    "HF_TOKEN). An interrupted download goes on with the same command."
+)
 GROUP, MOST = 2**24, 1000
 """Bytes, about, and number of rows of a group, all of which is in memory when one of them is read."""
 
@@ -52,9 +53,7 @@ def download(data: DataSet, raw: Path) -> dict[str, Any]:
     what = f"data set {data.name}"
     with lock(raw / ".lock", "downloaded"):
         (raw / MANIFEST).unlink(missing_ok=True)
-        with _explained(
-            f"{what}: {hub.repo} at {hub.revision}", "The embedded data needs none: --config data=embedded."
-        ):
+        with _explained(f"{what}: {hub.repo} at {hub.revision}", "--config data=embedded needs no download."):
             commit = _commit("dataset", hub.repo, hub.revision)
             if kept := _kept(data, raw, commit):
                 reader.samples(data, raw, kept["parts"])
@@ -349,7 +348,7 @@ def _parts(data: DataSet, counts: dict[str, int]) -> dict[str, tuple[str, int, i
     """Return the rows of each split as those of the repository's split, their first one and their end.
 
     Raises:
-        UserError: it has fewer rows, or two splits have rows in common.
+        UserError: two splits have rows in common.
     """
     from datasets import ReadInstruction
 
@@ -357,14 +356,8 @@ def _parts(data: DataSet, counts: dict[str, int]) -> dict[str, tuple[str, int, i
     parts = {}
     for name, text in splits.items():
         (part,) = ReadInstruction.from_spec(text).to_absolute(counts)
-        count = counts[part.splitname]
-        # datasets takes what there is.
-        if max(map(int, re.findall(r"\d+\b(?!%)", text.partition("[")[2])), default=0) > count:
-            raise UserError(
-                f"data set {data.name}: `splits` has {name}: {text}, but the split {part.splitname} has only {count} "
-                "rows."
-            )
-        parts[name] = part.splitname, part.from_ or 0, count if part.to is None else part.to
+        end = counts[part.splitname] if part.to is None else part.to
+        parts[name] = part.splitname, part.from_ or 0, end
     for (name, one), (other, two) in combinations(parts.items(), 2):
         if one[0] == two[0] and max(one[1], two[1]) < min(one[2], two[2]):
             raise UserError(
@@ -416,37 +409,9 @@ def _explained(what: str, instead: str = "") -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # the client raises types of half a dozen libraries
-        reason, advice = _diagnosed(error)
-        raise UserError(
-            f"{what} could not be downloaded: {reason}. {advice}{instead if advice == NETWORK else ''}".strip()
-        ) from error
+        from datasets.exceptions import DatasetNotFoundError
+        from huggingface_hub.errors import HfHubHTTPError
 
-
-NETWORK = "Run this on a node with a network, and again if it was interrupted. "
-
-
-def _diagnosed(error: BaseException) -> tuple[str, str]:
-    """Return why a download failed, and what would help."""
-    from datasets.exceptions import DatasetNotFoundError
-    from huggingface_hub import errors
-
-    chain = [error]
-    while chain[-1].__cause__ is not None:
-        chain.append(chain[-1].__cause__)
-    text = cause(error)
-    if any(isinstance(each, errors.RevisionNotFoundError) for each in chain):
-        return "there is no such revision", "Name a commit or a branch of it as `revision`."
-    if any(isinstance(each, errors.RepositoryNotFoundError | DatasetNotFoundError) for each in chain):
-        return (
-            "there is no such repository, or you may not read it",
-            "Check its name. If it is private or gated, get access on its page and log in: hf auth login, or HF_TOKEN.",
-        )
-    if any(isinstance(each, yaml.YAMLError) for each in chain):
-        return f"the YAML at the beginning of its README.md cannot be read: {text}", ""
-    status = next((each.response.status_code for each in chain if isinstance(each, errors.HfHubHTTPError)), 0)
-    broken = (ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)
-    # The client's HTTP library has its own types, and the client has changed that library before.
-    names = {kind.__name__ for each in chain for kind in type(each).__mro__}
-    if status >= 500 or status == 429 or "TransportError" in names or any(isinstance(each, broken) for each in chain):
-        return text, NETWORK
-    return text, ""
+        is_answer = isinstance(error, HfHubHTTPError | DatasetNotFoundError)
+        reason = sentence(error) if is_answer else cause(error)
+        raise UserError(f"{what} could not be downloaded: {reason}. {HELP} {instead}".strip()) from error

@@ -2,7 +2,6 @@
 
 import json
 import mmap
-import random
 import shutil
 import tempfile
 from contextlib import ExitStack
@@ -34,8 +33,6 @@ DTYPES = {
 }
 """Name in the safetensors format: NumPy's. The format's own library sorts arrays in this order, and by name."""
 NAMES = {kind: name for name, kind in DTYPES.items()}
-COMPARED = 64
-"""Number of rows, drawn at random from all of a split's, that are compared with what the encoder gave."""
 OFFSETS = "_offsets"
 HELD = 2**28
 """Bytes of a split that a training may hold in memory."""
@@ -112,9 +109,6 @@ class SplitFile:
         self.samples = 0
         self._columns: dict[str, _Column] = {}
         self._files = ExitStack()
-        self._kept: list[tuple[int, Arrays]] = []
-        self._last: tuple[int, Arrays] | None = None
-        self._random = random.Random(0)
 
     def __enter__(self) -> Self:
         return self
@@ -140,36 +134,21 @@ class SplitFile:
                 if name.endswith(OFFSETS):
                     array = (array if first else array[1:]) + bases.get(name.removesuffix(OFFSETS), 0)
                 self._columns[name].append(array)
-        for index in range(count := samples(part)):
-            self._keep(self.samples + index, part, index)
-        self.samples += count
-        if count:
-            self._last = self.samples - 1, _copy(row(part, count - 1))
-
-    def _keep(self, number: int, part: Arrays, index: int) -> None:
-        """Reservoir sampling (Vitter, 1985, doi.org/10.1145/3147.3165): any sample is kept as likely as any other."""
-        place = number if number < COMPARED else self._random.randrange(number + 1)
-        if place < COMPARED:
-            self._kept[place : place + 1] = [(number, _copy(row(part, index)))]
+        self.samples += samples(part)
 
     def _check(self, part: Arrays) -> None:
         for name, array in part.items():
-            kind, shape = array.dtype.newbyteorder("<"), array.shape[1:]
-            if kind.str not in NAMES:
+            if array.dtype.newbyteorder("<").str not in NAMES:
                 raise UserError(f"{self.source} gave {name} as {array.dtype}, which safetensors cannot hold.")
-            before = self._columns.get(name)
-            if before is not None and (before.kind, before.shape) != (kind, shape):
-                raise UserError(
-                    f"{self.source} gave {name} as {kind} {shape} after parts of {before.kind} {before.shape}; all "
-                    "parts must be alike."
-                )
             offsets = part.get(f"{name}{OFFSETS}")
             if offsets is not None and (offsets[0], offsets[-1]) != (0, len(array)):
                 raise UserError(
                     f"{self.source} gave {name}{OFFSETS} from {offsets[0]} to {offsets[-1]}, not 0 to {len(array)}."
                 )
-        if self._columns and part.keys() != self._columns.keys():
-            raise UserError(f"{self.source} gave {', '.join(part)} after parts of {', '.join(self._columns)}.")
+        now = {name: f"{array.dtype.newbyteorder('<')} {array.shape[1:]}" for name, array in part.items()}
+        before = {name: f"{column.kind} {column.shape}" for name, column in self._columns.items()}
+        if before and now != before:
+            raise UserError(f"{self.source} gave {now} after parts of {before}; all parts must be alike.")
         rows = {
             name: len(array) - name.endswith(OFFSETS) for name, array in part.items() if f"{name}{OFFSETS}" not in part
         }
@@ -177,13 +156,12 @@ class SplitFile:
             raise UserError(f"{self.source} gave arrays of different numbers of samples: {rows}.")
 
     def save(self) -> None:
-        """Write the file, and read a sample of its rows back.
+        """Write the file.
 
         Raises:
-            UserError: it could not be written, or does not have what was given.
+            UserError: it could not be written.
         """
         write_atomic(self.path, self._write)
-        self._compare()
 
     def _write(self, path: Path) -> None:
         """Write the safetensors format (huggingface.co/docs/safetensors), whose own library cannot stream."""
@@ -201,21 +179,3 @@ class SplitFile:
             for _, column in columns:
                 column.file.seek(0)
                 shutil.copyfileobj(column.file, file, 2**20)
-
-    def _compare(self) -> None:
-        arrays = open_arrays(self.path)
-        if samples(arrays) != self.samples:
-            raise UserError(f"{self.path} has {samples(arrays)} samples, but {self.source} gave {self.samples}.")
-        for number, given in [*self._kept, *([self._last] if self._last else [])]:
-            for name, values in row(arrays, number).items():
-                expected = given[name]
-                alike = values.dtype == expected.dtype.newbyteorder("<") and values.shape == expected.shape
-                if not alike or not np.array_equal(values, expected, equal_nan=expected.dtype.kind in "fc"):
-                    raise UserError(
-                        f"{self.path}: {name} of row {number} is not what {self.source} gave: the disk or the memory "
-                        "of this machine is damaged, or the program is wrong; prepare the data set elsewhere."
-                    )
-
-
-def _copy(arrays: Arrays) -> Arrays:
-    return {name: np.array(array) for name, array in arrays.items()}

@@ -2,20 +2,49 @@
 
 import hashlib
 import platform
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shardlab.data import SPLITS
 from shardlab.data.encoders import Arrays
-from shardlab.data.overlap import Overlap
 from shardlab.data.split_file import SplitFile, row, samples
 from shardlab.data.text import Text
 from shardlab.errors import UserError, remedy
 from shardlab.files import lock, read_json, sha256, write_atomic, write_json
 from shardlab.settings.run_identity import difference
 from shardlab.settings.types import DataSet
+
+
+class Overlap:
+    """Digests of the samples of one split after another, of which train is the first: 8 bytes of memory per sample."""
+
+    def __init__(self) -> None:
+        self._train: NDArray[np.uint64] | None = None
+        self._seen = array("Q")
+
+    def add(self, sample: Arrays) -> None:
+        """Add a sample of the present split."""
+        digest = hashlib.blake2b(digest_size=8)
+        for values in sample.values():
+            digest.update(values.nbytes.to_bytes(8, "little"))
+            digest.update(values.tobytes())
+        self._seen.append(int.from_bytes(digest.digest(), "little"))
+
+    def end_of_split(self) -> int:
+        """Return how many samples of the split that ends here are also in train, if it is another one."""
+        seen, self._seen = np.frombuffer(self._seen, np.uint64), array("Q")
+        if self._train is None:
+            self._train = seen
+            self._train.sort()
+            return 0
+        places = np.searchsorted(self._train, seen).clip(max=len(self._train) - 1)
+        return int((self._train[places] == seen).sum())
 
 
 def write(
@@ -31,8 +60,7 @@ def write(
     what the encoder counted and how many samples of validation and test are also in train.
 
     Raises:
-        UserError: a split is empty, the encoder's parts do not fit each other, or a file could not be written or does
-            not have what the encoder gave.
+        UserError: a split is empty, the encoder's parts do not fit each other, or a file could not be written.
     """
     with lock(folder / ".lock", "prepared"):
         # A manifest next to half-replaced files would mark them as complete.

@@ -14,7 +14,6 @@ import pandas as pd
 import vl_convert
 
 from shardlab.records.reports import Kind, TensorBytes
-from shardlab.report import sweep_table
 from shardlab.report.families import FAMILIES
 from shardlab.report.run_data import RunData
 from shardlab.report.units import byte_unit, readable_bytes
@@ -66,7 +65,7 @@ def draw(run_data: RunData, workloads: Iterable[str]) -> Drawn:
     scopes = [(f".{name}", run_data.for_workload(name), PER_WORKLOAD) for name in workloads]
     scopes += [(f".{name}", run_data.under(name), PER_STRATEGY) for name in strategies(run_data)]
     drawn: Drawn = {}
-    for scope, part, charts in [*scopes, ("", run_data, SWEEP)]:
+    for scope, part, charts in scopes:
         for name, chart in charts.items():
             table = chart.table(part)
             if len(table):
@@ -344,49 +343,6 @@ def _draw_schedule(table: pd.DataFrame) -> alt.TopLevelMixin:
     return _of_workload(layers.properties(width=520, height=30 * max(2, table.place.nunique())), table)
 
 
-def _sweep_table(run_data: RunData) -> pd.DataFrame:
-    """workload, variant (strategy and other keys), key (its name), value (text), number, mean, low, high, runs."""
-    found = sweep_table.table(run_data.table).dropna(subset=["validation_mean"])
-    keys = sweep_table.keys(found)
-    if not keys or not len(found):
-        return pd.DataFrame()
-    key = max(keys, key=lambda name: found[name].nunique())
-    others = [name for name in keys if name != key]
-    mean, spread = found.validation_mean.astype(float), found.validation_std.astype(float).fillna(0.0)
-    return pd.DataFrame(
-        {
-            "workload": found.workload,
-            "variant": [
-                " ".join([row["strategy"], *(f"{name}={row[name]}" for name in others if row[name])])
-                for row in found.to_dict("records")
-            ],
-            "key": key,
-            "value": found[key],
-            "number": pd.to_numeric(found[key], errors="coerce"),
-            "mean": mean,
-            "low": mean - spread,
-            "high": mean + spread,
-            "runs": found.done,
-        }
-    )
-
-
-def _draw_sweep(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """A line per variant, a point and a bar per value."""
-    key = str(table.key.iloc[0])
-    if table.number.notna().all():
-        ratio = table.number.max() / table.number.min() if table.number.min() > 0 else 0.0
-        x = alt.X("number:Q", title=key, scale=alt.Scale(type="log" if ratio >= 10 else "linear", zero=False))
-    else:
-        x = alt.X("value:N", title=key, sort=list(dict.fromkeys(table.value)))
-    tips = ["workload", "variant", alt.Tooltip("value", title=key), alt.Tooltip("mean:Q", format=".6g"), "runs"]
-    base = alt.Chart(table, width=WIDTH, height=HEIGHT).encode(x, alt.Color("variant:N", title=None))
-    y = alt.Y("mean:Q", title="validation loss", scale=alt.Scale(zero=False))
-    bars = base.mark_rule().encode(alt.Y("low:Q"), alt.Y2("high:Q"))
-    points = base.mark_point(filled=True, size=60).encode(y, tooltip=tips)
-    return _of_workload(base.mark_line(strokeWidth=1).encode(y) + bars + points, table)
-
-
 PER_WORKLOAD = {
     "loss": Chart(
         "Training loss",
@@ -461,16 +417,7 @@ PER_STRATEGY = {
         _draw_schedule,
     ),
 }
-SWEEP = {
-    "sweep": Chart(
-        "Validation loss over the swept values",
-        "Each point is the mean over the seeds of one variant; error bars show one standard deviation. There is one "
-        "line per strategy and combination of the other keys. The x axis is the key with the most values.",
-        _sweep_table,
-        _draw_sweep,
-    )
-}
-CHARTS = PER_WORKLOAD | PER_STRATEGY | SWEEP
+CHARTS = PER_WORKLOAD | PER_STRATEGY
 SIZES = [alt.Tooltip(f"{column}_text:N", title=column) for column in ("bytes", "planned")]
 """Tooltips of what ``_in_unit`` put into words."""
 

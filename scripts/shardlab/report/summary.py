@@ -55,7 +55,6 @@ class Row:
     first_tolerance: float | None = None
     tolerance: float | None = None
     weights_rel_diff: float | None = None
-    weights_noise_floor: float | None = None
     weights_tolerance: float | None = None
     weights_parameter: str | None = None
     weights_not_compared: int | None = None
@@ -70,11 +69,8 @@ class Row:
     metric_name: str | None = None
     metric_value: float | None = None
     world_size: int | None = None
-    nodes: int | None = None
     steps: int | None = None
     wall_seconds: float | None = None
-    step_seconds_q1: float | None = None
-    step_seconds_q3: float | None = None
     samples_per_second: float | None = None
     tensor_bytes: int | None = None
     weights_bytes: int | None = None
@@ -205,7 +201,6 @@ def _finished(run: Run, folder: Path, singles: dict[str, Single], noise_floor_ru
         learned_nothing=train.learned_nothing,
         diagnosable=not run.script or has_dumps(folder / "script" / DUMPS),
         world_size=train.world_size,
-        nodes=train.nodes,
         steps=train.steps,
         wall_seconds=train.wall_seconds,
         samples_per_second=train.samples_per_second,
@@ -222,8 +217,6 @@ def _finished(run: Run, folder: Path, singles: dict[str, Single], noise_floor_ru
         ),
         **(single.spread() if single and run.strategy != "single" else {}),
     )
-    if train.step_seconds_quartiles:
-        row.step_seconds_q1, row.step_seconds_q3 = train.step_seconds_quartiles
     if made := plan.find(run, *plan.places(results, run)):
         row.predicted_memory_bytes = made.predicted_memory_bytes
         row.predicted_bytes_per_step = made.predicted_bytes_per_step
@@ -278,7 +271,6 @@ def farthest_weight(
         "weights_rel_diff": differences[name],
         "weights_parameter": name,
         "weights_tolerance": tolerances.get(name) if twins or differences[name] else None,
-        "weights_noise_floor": twins.get(name),
         "weights_not_compared": len(differences) - len(compared),
     }
 

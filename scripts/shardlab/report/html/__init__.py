@@ -14,9 +14,8 @@ import vl_convert
 from markupsafe import Markup
 
 from shardlab.report import summary_markdown, sweep_table
-from shardlab.report.charts import ANCHORS, CHARTS, PAGES, PER_STRATEGY, PER_WORKLOAD, SWEEP, Drawn, strategies
-from shardlab.report.recommendation import advice
-from shardlab.report.run_data import RunData, Shown
+from shardlab.report.charts import ANCHORS, CHARTS, PAGES, PER_STRATEGY, PER_WORKLOAD, Drawn, strategies
+from shardlab.report.run_data import RunData
 from shardlab.report.technique_picture import picture
 from shardlab.report.verdict import EQUAL, REPORTED, ROUNDING, SUSPICIOUS, UNEQUAL, flips, pages, verdict
 from shardlab.settings.config import Config
@@ -57,7 +56,7 @@ def html(
         matrix=matrix,
         notes=notes,
         noise=summary_markdown.noise(run_data.table, workloads),
-        sweep=_sweep(run_data.table, drawn) if config.sweep else None,
+        sweep=_sweep(run_data.table) if config.sweep else None,
         workloads=[_workload(run_data.for_workload(name), name, drawn) for name in workloads],
         pages=PAGES,
         strategies={
@@ -71,16 +70,14 @@ def html(
         vega=_raw(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")),
         specs=_json({key: specification for key, (_, specification) in drawn.items()}),
         anchors=_json(ANCHORS),
-        details=_json({run.name: _details(run) for run in run_data.runs}),
     )
 
 
-def _sweep(table: pd.DataFrame, drawn: Drawn) -> dict[str, Any]:
+def _sweep(table: pd.DataFrame) -> dict[str, Any]:
     found = sweep_table.table(table)
     shown = summary_markdown.swept(found)
     return {
         "text": summary_markdown.SWEPT.format(len(found)),
-        "charts": _charts(SWEEP, drawn),
         "columns": list(shown.columns),
         "rows": shown.to_numpy().tolist(),
     }
@@ -105,11 +102,6 @@ def _raw(text: str) -> Markup:
 def _json(value: Any) -> Markup:
     """Dump a value as JSON for a script element: < is escaped."""
     return Markup(json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
-
-
-def _details(run: Shown) -> dict[str, Any]:
-    """Return everything known about a run: both reports."""
-    return run.train.model_dump() | {"test": run.test.model_dump() if run.test else None}
 
 
 def _matrix(
@@ -151,14 +143,13 @@ def _workload(run_data: RunData, name: str, drawn: Drawn) -> dict[str, Any]:
     figures = summary_markdown.figures(run_data.table)
     return {
         "name": name,
-        "advice": advice(run_data.table, on_cpus=any("cpu" in run.train.devices for run in run_data.runs)),
         "charts": _charts(PER_WORKLOAD, drawn, f".{name}"),
         "columns": list(figures.columns),
         "rows": figures.to_numpy().tolist(),
     }
 
 
-def _charts(names: Iterable[str], drawn: Drawn, scope: str = "") -> list[dict[str, str]]:
+def _charts(names: Iterable[str], drawn: Drawn, scope: str) -> list[dict[str, str]]:
     """Those of these charts that were drawn for a workload or strategy."""
     keys = {f"{name}{scope}": CHARTS[name] for name in names if f"{name}{scope}" in drawn}
     return [{"id": key, "title": chart.title, "caption": chart.caption} for key, chart in keys.items()]

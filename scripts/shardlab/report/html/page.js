@@ -16,7 +16,7 @@ function placeLabels(marks) {
   }
 }
 
-// The page's color of text, on a dark screen and on paper too.
+// The page's color of text, on a dark screen too.
 const axis = { labelColor: "currentColor", titleColor: "currentColor" };
 const lines = { domainColor: "currentColor", tickColor: "currentColor", gridColor: "currentColor" };
 const config = {
@@ -43,7 +43,7 @@ function draw(place) {
   const options = { renderer: many ? "canvas" : "svg", actions: false, config, patch };
   return vegaEmbed(place, { ...spec, ...size }, options).then(() => { place.dataset.drawn = "yes"; });
 }
-// Charts are drawn when they come into view; the others, which may be printed, when there is time.
+// Charts are drawn when they come into view.
 const inView = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
     if (isIntersecting) {
@@ -54,18 +54,11 @@ const inView = new IntersectionObserver((entries) => {
 }, { rootMargin: "400px" });
 const places = [...document.querySelectorAll(".chart")];
 places.forEach((place) => inView.observe(place));
-const shown = places.filter((place) => !place.closest("details"));
-function drawNext() {
-  const place = shown.find((each) => !drawn.has(each));
-  if (place) draw(place).then(() => setTimeout(drawNext, 50));
-}
-setTimeout(drawNext, 1000);
 let width = innerWidth;
 addEventListener("resize", () => {
   if (innerWidth !== width) drawn.forEach(draw);
   width = innerWidth;
 });
-addEventListener("beforeprint", () => { const notes = document.getElementById("notes"); if (notes) notes.open = true; });
 
 // Tables: clicking a column sorts by it, numerically with units (900 KiB before 1 MiB); empty cells stay last.
 const units = { "%": 0.01, B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
@@ -93,21 +86,6 @@ for (const table of document.querySelectorAll("table.sortable")) {
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
     sortBy(table, column, down);
   }));
-}
-
-// The details of a run are added when opened, so that a thousand runs cost nothing before.
-const list = document.getElementById("run-list");
-for (const [name, report] of Object.entries(parsed("details"))) {
-  const entry = document.createElement("details");
-  entry.innerHTML = "<summary></summary>";
-  entry.firstChild.textContent = name;
-  entry.addEventListener("toggle", () => {
-    if (entry.childElementCount > 1) return;
-    const text = document.createElement("pre");
-    text.textContent = JSON.stringify(report, null, 2);
-    entry.append(text);
-  });
-  list.append(entry);
 }
 
 // A link to a strategy or a note opens what it is in.
