@@ -30,14 +30,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/mutants"))
 import diagnosing  # type: ignore[import-not-found]
 import measuring  # type: ignore[import-not-found]
 import running  # type: ignore[import-not-found]
-from diagnoses import DIAGNOSES  # type: ignore[import-not-found]
-from faults import FAULTS  # type: ignore[import-not-found]
+from fault import Fault, Published  # type: ignore[import-not-found]
+from faults import FAULTS, NOT_REPRODUCED  # type: ignore[import-not-found]
 from running import ROOT, Run
-from sources import PUBLISHED, Published  # type: ignore[import-not-found]
 
 VISIBLE = 0.01
 """Relative difference of a loss or a gradient norm that a plot shows."""
-BY_NAME = {fault.name: fault for fault in FAULTS}
 UNSEEN, SOUND = "-", "no fault"
 
 
@@ -46,7 +44,7 @@ class Training:
     """A training with a fault, or without one, and what was seen of it."""
 
     case: str
-    known: Published | None = None
+    fault: Fault | None = None
     found: dict[str, Any] = field(default_factory=dict)
     """What the diagnosis found."""
     verdicts: dict[str, str] = field(default_factory=dict)
@@ -56,7 +54,7 @@ class Training:
 
     @property
     def name(self) -> str:
-        return self.known.fault if self.known else SOUND
+        return str(self.fault.name) if self.fault else SOUND
 
     @property
     def folder(self) -> str:
@@ -84,10 +82,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "docs/evidence.md", help="page with the tables' markers")
     args = parser.parse_args()
     words = " ".join(args.words)
-    asked = [known for known in PUBLISHED if words in f"{known.sources} {known.says} {known.fault}"]
+    asked = [fault for fault in FAULTS if fault.published and words in f"{fault.published} {fault.name}"]
     if not asked:
         sys.exit(f"error: no published fault has `{words}` in its name or source.")
-    trainings = [Training(case, known) for known in asked if (case := case_of(known))]
+    trainings = [Training(fault.shown_by, fault) for fault in asked if fault.shown_by]
     trainings += [Training(case) for case in dict.fromkeys(training.case for training in trainings)]
     running.warm()
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
@@ -103,23 +101,18 @@ def main() -> None:
     blocks = {
         "published faults": listed(trainings),
         "counts": counts(trainings, minutes),
-        "elsewhere": elsewhere([known for known in asked if not case_of(known)]),
+        "elsewhere": elsewhere([fault for fault in asked if not fault.shown_by], NOT_REPRODUCED),
     }
     print("\n\n".join(blocks.values()))
     if not words:
         write_text(args.output, fill(args.output, blocks))
         print(f"wrote {args.output}")
-    unseen = [training.name for training in trainings if training.known and not training.is_seen]
-    alarms = [training.case for training in trainings if not training.known and training.is_seen]
+    unseen = [training.name for training in trainings if training.fault and not training.is_seen]
+    alarms = [training.case for training in trainings if not training.fault and training.is_seen]
     if alarms:
         sys.exit(f"error: these trainings without a fault are not equal to one device: {', '.join(alarms)}.")
     if unseen:
         print(f"\nSeen by no layer: {', '.join(unseen)}")
-
-
-def case_of(known: Published) -> str:
-    """Return the training that shows a fault; empty if there is none."""
-    return known.case or (DIAGNOSES[known.fault].case if known.fault in DIAGNOSES else "")
 
 
 def measure(trainings: list[Training], copies: list[Path], place: Path) -> None:
@@ -132,10 +125,8 @@ def measure(trainings: list[Training], copies: list[Path], place: Path) -> None:
     runs = [Run((), task=("train references", texts, place)) for texts in by_reference.values()]
     runs += [Run((), task=("capture references", [case], place)) for case in cases]
     _ = [*finish(runs, copies)]
-    faults = [BY_NAME[training.name] if training.known else None for training in trainings]
-    pairs = [*zip(trainings, faults, strict=True)]
-    captured = [Run((), fault, ("diagnose", training.case, place)) for training, fault in pairs]
-    trained = [Run((), fault, ("train", (training.case, training.folder), place)) for training, fault in pairs]
+    captured = [Run((), each.fault, ("diagnose", each.case, place)) for each in trainings]
+    trained = [Run((), each.fault, ("train", (each.case, each.folder), place)) for each in trainings]
     of_runs = dict(zip(map(id, captured), trainings, strict=True))
     for run in finish(captured + trained, copies):
         if training := of_runs.get(id(run)):
@@ -218,7 +209,8 @@ def listed(trainings: list[Training]) -> str:
     """Format a Markdown list of the faults: source, first difference, and where the verdict misses it."""
     lines = []
     for training in trainings:
-        if known := training.known:
+        if training.fault:
+            known = training.fault.published
             says = known.says + (f" ({known.note})" if known.note else "")
             missed = ", ".join(each for each in measuring.PRECISIONS if not training.is_unequal(each))
             found = began_at(training.found.get("first"))
@@ -235,8 +227,8 @@ def began_at(place: list[Any] | None) -> str:
 
 def counts(trainings: list[Training], minutes: float) -> str:
     """Format a Markdown table of how many faults each comparison sees, and of its false alarms."""
-    faulty = [training for training in trainings if training.known]
-    sound = [training for training in trainings if not training.known]
+    faulty = [training for training in trainings if training.fault]
+    sound = [training for training in trainings if not training.fault]
     sees: dict[str, Callable[[Training], bool]] = {
         "plot of losses (1 %)": lambda each: each.shows("plot of losses"),
         "logged losses (5 digits)": lambda each: each.shows("logged losses"),
@@ -252,13 +244,13 @@ def counts(trainings: list[Training], minutes: float) -> str:
     return f"{markdown(lines)}\n\nMeasured in {minutes:.0f} minutes on {len(os.sched_getaffinity(0))} cores."
 
 
-def elsewhere(published: list[Published]) -> str:
+def elsewhere(of_tests: list[Fault], not_reproduced: list[Published]) -> str:
     """Format a Markdown list of what no small training shows, and what is not reproduced."""
     lines = []
-    for known in published:
-        tests = BY_NAME[known.fault].tests if known.fault else ()
-        seen_by = ", ".join(f"`{test.removeprefix('tests/')}`" for test in tests if test != "--long")
-        lines.append(f"- {known.says} ({known.sources}): {seen_by or known.note}")
+    for fault in of_tests:
+        seen_by = ", ".join(f"`{test.removeprefix('tests/')}`" for test in fault.tests)
+        lines.append(f"- {fault.published.says} ({fault.published.sources}): {seen_by}")
+    lines += [f"- {known.says} ({known.sources}): {known.note}" for known in not_reproduced]
     return "\n".join(lines)
 
 

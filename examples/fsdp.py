@@ -35,7 +35,8 @@ def main():
     #   ShardingStrategy.SHARD_GRAD_OP  reshard_after_forward=False: weights stay whole until the backward pass is over
     #   ShardingStrategy.HYBRID_SHARD   mesh=init_device_mesh(..., (replicas, shards)): see fsdp_tp.py for a mesh
     #   MixedPrecision                  mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, ...)
-    #   CPUOffload                      offload_policy=CPUOffloadPolicy(): fsdp_offload.py
+    #   CPUOffload                      offload_policy=CPUOffloadPolicy(), to_empty(device="cpu"), and Gloo for the
+    #                                   norm: init_process_group("cpu:gloo,cuda:nccl")
     #   FlatParameter, use_orig_params  gone: each parameter is a DTensor, sharded in dimension 0
     #   model.no_sync()                 model.set_requires_gradient_sync(False)
     for block in common.blocks(model):

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import diagnosing
 import running
-from diagnoses import DIAGNOSES, UNNAMED
 from faults import FAULTS
 from running import Run
 
@@ -68,8 +67,8 @@ def check(faults, copies):
 
 def diagnosed(faults, copies, place):
     """Return what the diagnosis of each fault that changes numbers finds, by the fault's name."""
-    faults = [fault for fault in faults if fault.name in DIAGNOSES]
-    cases = [*dict.fromkeys(DIAGNOSES[fault.name].case for fault in faults)]
+    faults = [fault for fault in faults if fault.diagnosis]
+    cases = [*dict.fromkeys(fault.diagnosis.case for fault in faults)]
     if not cases:
         return {}
     diagnosing.prepare(copies[0], place / "data")
@@ -77,7 +76,7 @@ def diagnosed(faults, copies, place):
     for run in running.work_off([Run((), task=("capture references", share, place)) for share in shares], copies):
         if run.failures:
             sys.exit(f"The code without a fault cannot be captured:\n{run.output[-3000:]}")
-    runs = [Run((), fault, ("diagnose", DIAGNOSES[fault.name].case, place)) for fault in faults]
+    runs = [Run((), fault, ("diagnose", fault.diagnosis.case, place)) for fault in faults]
     return {run.fault.name: run.found for run in running.work_off(runs, copies)}
 
 
@@ -85,12 +84,13 @@ def named(faults, found):
     """Return the part of the faults that change numbers that are diagnosed as they should be, and the number of those
     whose diagnosis names a wrong cause; prints the numbers.
     """
-    changes_numbers = [fault.name for fault in faults if fault.name in DIAGNOSES or fault.name in UNNAMED]
+    changes_numbers = [fault for fault in faults if fault.diagnosis or fault.unnamed]
     if not changes_numbers:
         return 1.0, 0
-    right = [name for name in found if is_right(name, found[name])]
-    causes = [name for name in right if DIAGNOSES[name].cause]
-    wrong = [name for name in found if name not in right and found[name].get("causes")]
+    diagnosed = [fault for fault in faults if fault.diagnosis]
+    right = [fault for fault in diagnosed if is_right(fault.diagnosis, found[fault.name])]
+    causes = [fault for fault in right if fault.diagnosis.cause]
+    wrong = [fault.name for fault in diagnosed if fault not in right and found[fault.name].get("causes")]
     print(
         f"Of {len(changes_numbers)} faults that change numbers, {len(causes)} are diagnosed with the right cause, "
         f"{len(right) - len(causes)} by their place, {len(wrong)} with a wrong cause" + (f": {wrong}" if wrong else "")
@@ -98,9 +98,9 @@ def named(faults, found):
     return len(right) / len(changes_numbers), len(wrong)
 
 
-def is_right(name, found):
+def is_right(expected, found):
     """True if a diagnosis names the cause that it should, or only the place."""
-    expected, causes = DIAGNOSES[name], found.get("causes", [])
+    causes = found.get("causes", [])
     return (
         expected.cause in causes
         if expected.cause
@@ -108,21 +108,21 @@ def is_right(name, found):
     )
 
 
-def of_diagnosis(name, found):
+def of_diagnosis(fault, found):
     """Return what the diagnosis of a fault says, as text."""
-    if name in UNNAMED:
-        return f"; not diagnosed: {UNNAMED[name]}"
-    if name not in found:
+    if fault.unnamed:
+        return f"; not diagnosed: {fault.unnamed}"
+    if fault.name not in found:
         return ""
-    sentence, expected = found[name].get("sentence", "it crashes"), DIAGNOSES[name]
-    if is_right(name, found[name]):
+    sentence, expected = found[fault.name].get("sentence", "it crashes"), fault.diagnosis
+    if is_right(expected, found[fault.name]):
         return f"; diagnosis: {sentence}"
     return f"; DIAGNOSIS SHOULD SAY {expected.cause or expected.stage}: {sentence}"
 
 
 def caught(run, found):
     """True if a test catches the run's fault; prints which, or what happened instead, and the fault's diagnosis."""
-    says = of_diagnosis(run.fault.name, found)
+    says = of_diagnosis(run.fault, found)
     failure = next((each for each in run.failures if each.catches(run.fault.error)), None)
     if failure:
         print(f"{run.fault.name}: {failure.test} ({failure.sentence}) {run.seconds:.0f} s{says}", flush=True)

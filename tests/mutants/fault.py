@@ -1,32 +1,34 @@
-"""A fault: a change of one place in the code, and the tests that are asked about it."""
+"""A fault: a change of one place in the code, the tests that are asked about it, its diagnosis and its sources."""
 
 from dataclasses import dataclass
 
-S = "scripts/shardlab/"
-NATIVE, TENSOR, PIPELINE = f"{S}parallel/native.py", f"{S}parallel/tensor.py", f"{S}parallel/pipeline.py"
-ZERO, FSDP, PARALLELIZE = f"{S}parallel/zero.py", f"{S}parallel/fsdp.py", f"{S}parallel/parallelize.py"
-BATCHES, CHECKPOINT = f"{S}runtime/batches.py", f"{S}train/checkpoint.py"
-RESUMING = f"{S}train/resume.py"
-ORDER = f"{S}data/order.py"
-EVALUATION, RECIPE, MODELS = f"{S}train/evaluation.py", f"{S}settings/recipe.py", f"{S}models"
-STEP = f"{S}train/step.py"
-MUON = f"{S}runtime/muon.py"
-LOSSES = f"{S}models/_losses.py"
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the diagnosis of a fault that changes numbers must say, of the case that shows it in its first steps."""
+
+    case: str
+    """Strategy, workload, and optionally a recipe (accumulated: of the hard cases; thrice: in three micro-batches;
+    reference: of the plain loop's; grouped, frozen, adapted, muon, smoothed: of the cases with these) and the number of
+    ranks.
+    """
+    cause: str = ""
+    """As in CHECKS of scripts/traindiff/formulas.py; empty: none may be named."""
+    stage: str = ""
+    """Where the first difference is, if no cause is named."""
 
 
-def at(file: str, *tests: str) -> tuple[str, ...]:
-    """Tests of a file."""
-    return tuple(f"tests/{file}.py::{test}" for test in tests)
+@dataclass(frozen=True)
+class Published:
+    """Faults of one kind that other projects published."""
 
-
-def reference(workload: str) -> tuple[str, ...]:
-    """Equality of ``single`` with the plain loop."""
-    return at("parity/test_reference", f"test_single_equals_a_plain_loop[{workload}]")
-
-
-def parity(name: str) -> tuple[str, ...]:
-    """Equality of a case of the parity suite with one device."""
-    return at("parity/test_parity", f"test_equals_one_device[{name}]")
+    sources: str
+    says: str
+    """What went wrong there."""
+    case: str = ""
+    """Training that shows it, if not that of the diagnosis; none of both: a test sees it."""
+    note: str = ""
+    """Why it is not reproduced, or what a reader must know of it."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,16 @@ class Fault:
     """Regular expression of the error that catches it, if neither a failed assertion nor the program's message does:
     PyTorch's, the simulated accelerator's, a time limit's.
     """
+    diagnosis: Diagnosis | None = None
+    unnamed: str = ""
+    """Why the first steps do not show a fault that changes numbers."""
+    published: Published | None = None
+
+    @property
+    def shown_by(self) -> str:
+        """Return the training that shows a published fault; empty if there is none."""
+        case = self.published.case if self.published else ""
+        return case or (self.diagnosis.case if self.diagnosis else "")
 
     def put_into(self, text: str) -> str:
         """Return the text of the file with the fault in it; exit if it does not apply or is not valid code."""

@@ -11,7 +11,8 @@ from copy import copy
 from pathlib import Path
 
 import running
-from fault import Fault, S
+from fault import Fault
+from faults import S
 from running import Run
 
 LAYERS = {

@@ -157,9 +157,6 @@ EQUAL = [
     *rows("", "moe", "", "ep", ranks=4),
     *rows("", "moe", "", "fsdp_tp_ep", ranks=8),
 ]
-FAULTY = [Case("ddp", "llama2", fault=fault) for fault in ("summed", "unreduced_norm", "dropped_embedding")]
-# Without the clone in tensor.py, FSDP+TP silently trains with a wrong gradient, which the loss alone would hardly show.
-FAULTY += rows("compiled", "llama2", "", "fsdp_tp", fault="unprotected_embedding")
 HALF = rows("bf16", "vit", "ddp fsdp zero3", "single tp_sp pp fsdp_tp zero1", dtype="float32")
 ROUNDED = rows("", "llama2", "fsdp pp", "tp_sp", dtype="bfloat16")
 

@@ -48,20 +48,6 @@ def own_masks(rank):
     return module
 
 
-def test_ranks_of_a_split_tensor_draw_their_own_masks_from_the_common_generator():
-    drawn, after = {}, {}
-    for rank in (0, 1):
-        torch.manual_seed(3)
-        drawn[rank] = own_masks(rank)(torch.ones(1000))
-        after[rank] = torch.rand(3).tolist()
-    assert 300 < int((drawn[0] != drawn[1]).sum()) < 700, "half of the units, as of two independent masks"
-    assert after[0] == after[1], "what is whole goes on with the same masks"
-    torch.manual_seed(3)
-    assert own_masks(0)(torch.ones(1000)).equal(drawn[0])
-    module = own_masks(1).eval()
-    assert module(torch.ones(9)).equal(torch.ones(9))
-
-
 def test_recomputation_draws_the_same_masks():
     torch.manual_seed(0)
     module, x = own_masks(1), torch.ones(1000, requires_grad=True)

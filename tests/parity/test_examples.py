@@ -20,7 +20,6 @@ CASES = {
     "data_parallel": (1, "mlp", UNEVEN),
     "ddp": (2, "mnist", UNEVEN),
     "fsdp": (2, "llama2", UNEVEN),
-    "fsdp_offload": (2, "mlp", UNEVEN),
     "model_parallel": (1, "mnist", {}),
     # Micro-batches of 2 rows and of 1 row.
     "pipeline": (2, "llama2", {"global_batch_size": 8}),

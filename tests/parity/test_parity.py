@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import theory
-from cases import ALWAYS_CLIPPED, EQUAL, EXPERTS, FAULTY, HALF, ROUNDED, chosen, parametrized
+from cases import ALWAYS_CLIPPED, EQUAL, EXPERTS, HALF, ROUNDED, chosen, parametrized
 from group import Group, bytes_by_theory, of_reference, outside, steps, without_exchanges
 from group import differences as compare
 from safetensors.torch import load_file
@@ -43,7 +43,7 @@ def results(request, server, tmp_path_factory, tiny_data):
     group.start(1)
     for (ranks, _), cases in by_ranks.items():
         for case in cases:
-            group.add(case.name, case.run(), case.fault)
+            group.add(case.name, case.run())
             if case.plain and case in EQUAL:
                 group.add(f"{case.name}-test", case.run(), evaluate=case.reference.name)
         group.start(ranks)
@@ -211,15 +211,6 @@ def check_traffic(case, report, folder):
     elif case.workload != "mlp":  # whose 38 values DeepSpeed fills up to its alignment
         assert 0.66 < measured / expected < 1.51
     assert (measured > 0) == (case.run().world_size > 1)
-
-
-@parametrized(FAULTY)
-def test_the_suite_sees_a_fault(results, case, tiny_data):
-    """Each of these hardly changes the final loss of a long run, but must exceed the tolerances."""
-    found = differences(results, case, tiny_data)
-    caught = {name for name, value in found.items() if not value <= 1e-10}
-    assert caught >= {"gradient", "norm"}
-    assert found["gradient"] > 1e-4, "a fault is decades above the tolerance, rounding decades below"
 
 
 @parametrized(ROUNDED)

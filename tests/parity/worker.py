@@ -8,7 +8,6 @@ import json
 import shutil
 import time
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -17,14 +16,12 @@ import theory
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import RowwiseParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab import parallel
 from shardlab.measure import flops
 from shardlab.models.weights import on_disk
-from shardlab.parallel import ddp, tensor
+from shardlab.parallel import ddp
 from shardlab.runtime import device, distributed, tasks
 from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Run
@@ -232,16 +229,6 @@ def dropped_embedding(build):
     return faulty
 
 
-def unprotected_embedding(build):
-    """Tensor parallelism as in the tutorials: the embedding's output goes into the compiled blocks as it is."""
-
-    def faulty(*args):
-        with mock.patch.object(tensor, "_Vocabulary", partial(RowwiseParallel, input_layouts=Replicate())):
-            return build(*args)
-
-    return faulty
-
-
 def torn_folder(build):
     """Rank 0 clears the place of a checkpoint late: one that does not wait for it has made its part before."""
     remove = shutil.rmtree
@@ -257,7 +244,6 @@ def torn_folder(build):
 
 FAULTS = {
     "torn_folder": torn_folder,
-    "unprotected_embedding": unprotected_embedding,
     "summed": summed_not_averaged,
     "unreduced_norm": unreduced_norm,
     "dropped_embedding": dropped_embedding,

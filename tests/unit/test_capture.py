@@ -8,7 +8,7 @@ from torch import nn
 from transformers import GPT2Config
 
 from helpers.common import tiny_run
-from shardlab.train.capture import _Recorder, settings
+from shardlab.train.capture import settings
 from shardlab.train.module_outputs import ModuleOutputs
 
 
@@ -51,16 +51,6 @@ def test_a_module_that_sees_one_chunk_of_the_positions_after_the_other_is_left_o
     found = watched(model, loss_chunks=2)
     model(torch.randn(4, 3, 4))
     assert {*found.take([4])[0]} == {"0/output//0"}
-
-
-def test_a_parameter_of_a_pipeline_that_never_had_a_gradient_has_a_state_of_zeros():
-    parameter = nn.Parameter(torch.ones(2))
-    recorder = object.__new__(_Recorder)
-    recorder.native = SimpleNamespace(parameters=lambda: {"own": parameter}, whole=lambda name, value: value)
-    recorder.state = SimpleNamespace(run=SimpleNamespace(mesh=SimpleNamespace(pipelined=True)))
-    found = dict(recorder._state({}, ["own//exp_avg", "other//exp_avg"]))
-    assert torch.equal(found["own//exp_avg"], torch.zeros(2))
-    assert found["other//exp_avg"] is None
 
 
 @pytest.mark.parametrize("library", [True, False])

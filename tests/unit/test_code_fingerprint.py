@@ -84,7 +84,7 @@ def sources():
         ("train/loop.py", [True, True, False, False]),
         ("settings/recipe.py", [True, True, False, False]),
         ("runtime/tasks/summarization.py", [True, True, False, False]),
-        ("patches/torch_pipelining.py", [True, True, False, False]),
+        ("patches/torch_internals.py", [True, True, False, False]),
         ("parallel/zero.py", [True, False, False, False]),
         ("data/encoders/regression.py", [True, True, False, True]),
         ("models/_layers.py", [True, True, False, False]),

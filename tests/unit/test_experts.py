@@ -15,9 +15,7 @@ from helpers.common import tiny_run
 from shardlab import models
 from shardlab.errors import UserError
 from shardlab.models import _experts, export
-from shardlab.models._experts import Experts, Router, dispatch, tokens_per_expert
-from shardlab.parallel import experts as split_experts
-from shardlab.plan.fake_ranks import all_tokens_here
+from shardlab.models._experts import Experts
 from shardlab.records import expert_choices
 from shardlab.runtime import tasks
 from shardlab.settings import pretrained
@@ -111,28 +109,6 @@ def test_balance_losses_of_samples_do_not_depend_on_the_batch_and_reach_the_rout
     assert model.eval()(tokens).shape == (4, 16, 1024)
 
 
-def test_every_token_reaches_its_experts_and_an_idle_expert_has_a_gradient_of_zero():
-    torch.manual_seed(0)
-    experts = Experts(8, 16, 4).double()
-    x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
-    ids = torch.tensor([0, 1, 3])[torch.rand(2, 5, 3).argsort(-1)][..., :2]  # never expert 2
-    weights = torch.rand(2, 5, 2, dtype=torch.float64, requires_grad=True)
-    found, computed = experts(x, weights, ids)
-    assert int(computed) == 20
-    expected = torch.zeros_like(x)
-    for sample, position, choice in torch.cartesian_prod(torch.arange(2), torch.arange(5), torch.arange(2)).tolist():
-        number, row = int(ids[sample, position, choice]), x[sample, position]
-        inner = F.silu(experts.gate[number] @ row) * (experts.up[number] @ row)
-        expected[sample, position] += weights[sample, position, choice] * (experts.down[number] @ inner)
-    torch.testing.assert_close(found, expected)
-    wanted = [x, weights, *experts.parameters()]
-    gradient = torch.randn_like(found)
-    actual = torch.autograd.grad(found, wanted, gradient, allow_unused=True, materialize_grads=True)
-    for one, other in zip(actual, torch.autograd.grad(expected, wanted, gradient), strict=True):
-        torch.testing.assert_close(one, other)
-    assert all(torch.all(each[2] == 0) for each in actual[2:])
-
-
 def test_the_grouped_product_equals_the_loop_also_for_idle_experts():
     torch.manual_seed(0)
     experts = Experts(16, 32, 4).bfloat16()
@@ -168,20 +144,6 @@ def test_rows_that_an_expert_leaves_out_count_as_dropped(tiny_data):
     assert dropped() == [0, 3]
 
 
-def test_the_bias_moves_towards_idle_experts_and_changes_the_choice_but_no_weight():
-    router = Router(4, 3, 2, scores="sigmoid", normalize=True, scale=1.0, biased=True)
-    router.balance(torch.tensor([9.0, 3.0, 0.0]), 0.5)
-    assert router.bias.tolist() == [-0.5, 0.5, 0.5]
-    router.balance(torch.tensor([4.0, 4.0, 4.0]), 0.5)
-    assert router.bias.tolist() == [-0.5, 0.5, 0.5]
-    x = torch.randn(1, 6, 4)
-    routing = router(x)
-    assert routing.load.tolist() == [[0, 6, 6]]
-    scores = F.linear(x, router.weight).sigmoid()[..., 1:]
-    ordered = routing.weights.gather(-1, routing.ids.argsort(-1))
-    torch.testing.assert_close(ordered, scores / scores.sum(-1, keepdim=True))
-
-
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
@@ -199,21 +161,6 @@ def test_what_has_no_counterpart_is_not_exported(tmp_path):
     run, _ = made(**GLM | {"scores": "softmax"})
     with pytest.raises(UserError, match="model moe with these arguments has no counterpart in transformers"):
         export.write(run, tmp_path, tmp_path, tmp_path)
-
-
-def test_rows_are_spread_evenly_where_tensors_have_no_content():
-    experts = Experts(8, 16, 4).to("meta")
-    ids = torch.zeros(3, 5, 2, dtype=torch.int64, device="meta")
-    weights, x = torch.empty(3, 5, 2, device="meta"), torch.empty(3, 5, 8, device="meta")
-    seen = []
-
-    def compute(rows, counts):
-        seen.extend(_experts.sizes(counts, len(rows)))
-        return experts.compute(rows, counts)
-
-    assert dispatch(x, weights, ids, 4, compute)[0].shape == x.shape
-    assert seen == [8, 8, 7, 7]
-    assert tokens_per_expert(torch.tensor([[0, 2], [2, 2]]), 3).tolist() == [[1, 0, 1], [0, 0, 2]]
 
 
 def test_flips_are_choices_that_the_other_run_does_not_make_in_any_order():
@@ -240,11 +187,3 @@ def test_an_evaluation_records_the_experts_of_each_test_token(tiny_data):
     _, load, _ = model.train()(*task.inputs(batch)[0])
     counts = [np.bincount(layer.flatten(), minlength=8).tolist() for layer in chosen]
     assert counts == load[..., :-1].sum(0).tolist()
-
-
-def test_where_all_tokens_are_on_one_rank_they_choose_as_many_of_its_experts_as_they_can():
-    with all_tokens_here(top_k=2):
-        assert split_experts.arrivals(torch.empty(2, 4), 10) == [10] * 2
-        assert split_experts.arrivals(torch.empty(4, 1), 10) == [5] * 4
-        assert _experts.sizes(torch.empty(4), 21) == [11, 10, 0, 0]
-        assert _experts.sizes(torch.empty(1), 20) == [20]

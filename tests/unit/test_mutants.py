@@ -4,11 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from diagnoses import DIAGNOSES, UNNAMED
 from fault import Fault
-from faults import FAULTS
+from faults import FAULTS, NOT_REPRODUCED
 from judge import Failure
-from sources import PUBLISHED
 
 from helpers.common import ROOT
 from traindiff.comparison import STAGES as OF_STEPS
@@ -52,18 +50,12 @@ def test_a_fault_uses_no_name_that_is_not_there(tmp_path):
     assert not found.returncode, found.stdout
 
 
-def test_diagnoses_are_of_faults_and_name_causes_of_the_table():
-    names = {fault.name for fault in FAULTS}
-    assert {*DIAGNOSES} | {*UNNAMED} <= names
-    assert not {*DIAGNOSES} & {*UNNAMED}
-    assert {each.cause for each in DIAGNOSES.values() if each.cause} <= {*CHECKS}
-    assert {each.stage for each in DIAGNOSES.values() if not each.cause} <= {*OF_STEPS, "evaluation"}
-
-
-def test_published_faults_are_reproduced_or_have_a_note():
-    reproduced = {each.fault for each in PUBLISHED if each.fault}
-    assert reproduced <= {fault.name for fault in FAULTS}
-    assert all(each.note for each in PUBLISHED if not each.fault)
+def test_diagnoses_name_causes_of_the_table_and_published_faults_are_reproduced_or_have_a_note():
+    diagnoses = [fault.diagnosis for fault in FAULTS if fault.diagnosis]
+    assert {each.cause for each in diagnoses if each.cause} <= {*CHECKS}
+    assert {each.stage for each in diagnoses if not each.cause} <= {*OF_STEPS, "evaluation"}
+    assert not [fault.name for fault in FAULTS if fault.diagnosis and fault.unnamed]
+    assert all(each.note for each in NOT_REPRODUCED)
 
 
 @pytest.mark.parametrize(

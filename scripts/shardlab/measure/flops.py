@@ -1,7 +1,6 @@
 """Floating-point operations of a step, from shapes alone: what the model needs, without what a strategy repeats."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -49,18 +48,6 @@ def _grouped_product(rows: torch.Size, matrices: torch.Size, *_: Any, out_shape:
     return 2 * rows.numel() * matrices[-1]
 
 
-@contextmanager
-def _without_values(run: Run) -> Iterator[None]:
-    """Keep the library from searching tensors that have no values here."""
-    with ExitStack() as stack:
-        if run.model.folder is not None:
-            from shardlab.patches import transformers_values
-
-            stack.enter_context(transformers_values.no_packed_samples())
-            stack.enter_context(transformers_values.grouped_experts())
-        yield
-
-
 @torch.no_grad()
 def count_flops(run: Run, task: Task, micro: MicroBatch) -> Flops | None:
     """Count a step on this batch; None for a model whose forward pass reads values, which shapes do not have."""
@@ -69,8 +56,11 @@ def count_flops(run: Run, task: Task, micro: MicroBatch) -> Flops | None:
     batch = {name: values.float() if values.is_floating_point() else values for name, values in batch.items()}
     attention, grouped = _Attention(), getattr(torch.ops.transformers, "grouped_mm_fallback", None)
     counter = FlopCounterMode(display=False, custom_mapping={grouped: _grouped_product} if grouped else None)
+    without_values: Any = nullcontext
+    if run.model.folder is not None:
+        from shardlab.patches.transformers_values import without_values
     try:
-        with _without_values(run), counter, attention:
+        with without_values(), counter, attention:
             task.outputs(model, batch)
     except (RuntimeError, NotImplementedError):
         return None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardlab.patches import torch_storage
+from shardlab.patches import torch_internals
 from shardlab.records.reports import Kind
 
 ATTENTION = re.compile(
@@ -50,7 +50,7 @@ class Memory(TorchDispatchMode):
         """Record the existing storages, and count from now on."""
         for tensor in _tensors_there():
             self._see(tensor, "other")
-        self._patched.enter_context(torch_storage.resizes(self._resized))
+        self._patched.enter_context(torch_internals.resizes(self._resized))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 

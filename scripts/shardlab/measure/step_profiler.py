@@ -10,8 +10,7 @@ from typing import Any, Self
 import torch
 
 from shardlab.measure.memory import Memory
-from shardlab.measure.timeline_recorder import TimelineRecorder
-from shardlab.measure.traffic import Traffic
+from shardlab.measure.traffic import TimelineRecorder, Traffic
 from shardlab.records.timeline import RANKS_SHOWN
 from shardlab.runtime.device import forget_peak, name, peak_memory
 from shardlab.runtime.distributed import World

@@ -11,44 +11,21 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardlab.errors import UserError
-from shardlab.measure.timeline_recorder import TimelineRecorder
+from shardlab.records.timeline import EVENTS_SHOWN, RANKS_SHOWN
 from shardlab.runtime.distributed import NOT_TRAFFIC, World
 
-OPERATORS = {
-    "c10d.allreduce_": ("all_reduce", 0),
-    "c10d.allreduce_coalesced_": ("all_reduce", 0),
-    "c10d._allgather_base_": ("all_gather", 0),
-    "c10d.allgather_": ("all_gather", 0),
-    "c10d.allgather_coalesced_": ("all_gather", 0),
-    "c10d.allgather_into_tensor_coalesced_": ("all_gather", 0),
-    "c10d._reduce_scatter_base_": ("reduce_scatter", 1),
-    "c10d.reduce_scatter_": ("reduce_scatter", 1),
-    "c10d.reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
-    "c10d.reduce_": ("reduce", 0),
-    "c10d.broadcast_": ("broadcast", 0),
-    "c10d.alltoall_base_": ("all_to_all", 1),
-    "c10d.alltoall_": ("all_to_all", 1),
-    "c10d.send": ("send", 0),
-    "_c10d_functional.all_reduce": ("all_reduce", 0),
-    "_c10d_functional.all_reduce_": ("all_reduce", 0),
-    "_c10d_functional.all_reduce_coalesced": ("all_reduce", 0),
-    "_c10d_functional.all_reduce_coalesced_": ("all_reduce", 0),
-    "_c10d_functional.all_gather_into_tensor": ("all_gather", 0),
-    "_c10d_functional.all_gather_into_tensor_coalesced": ("all_gather", 0),
-    "_c10d_functional.all_gather_into_tensor_out": ("all_gather", 0),
-    "_c10d_functional.reduce_scatter_tensor": ("reduce_scatter", 0),
-    "_c10d_functional.reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
-    "_c10d_functional.reduce_scatter_tensor_out": ("reduce_scatter", 0),
-    "_c10d_functional.all_to_all_single": ("all_to_all", 0),
-    "_c10d_functional.broadcast": ("broadcast", 0),
-    "_c10d_functional.broadcast_": ("broadcast", 0),
-    "_c10d_functional.isend": ("send", 0),
-    "_c10d_functional_autograd.all_gather_into_tensor": ("all_gather", 0),
-    "_c10d_functional_autograd.reduce_scatter_tensor": ("reduce_scatter", 0),
-    "_c10d_functional_autograd.all_to_all_single": ("all_to_all", 0),
-    "_dtensor.shard_dim_alltoall": ("all_to_all", 0),
+COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "reduce": "reduce",
+    "broadcast": "broadcast",
+    "alltoall": "all_to_all",
+    "sharddimalltoall": "all_to_all",
+    "send": "send",
+    "isend": "send",
 }
-"""Operator: collective, and the index of the argument that holds the data whose size counts.
+"""Begin of an operator's name without underscores, the longer one first: its collective.
 
 The older names (``c10d_functional``) are dispatched as those of ``_c10d_functional``.
 """
@@ -64,8 +41,16 @@ SENDS_NOTHING = {
     "_dtensor.mesh_get_process_group",
 }
 """Operators of the same namespaces that send nothing; received data is counted at the sender."""
-NAMESPACES = {name.partition(".")[0] for name in OPERATORS} | {"c10d_functional", "symm_mem"}
+COUNTED = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
+NAMESPACES = COUNTED | {"c10d_functional", "symm_mem"}
 """Communication namespaces: each of their operators that runs must be in one of the tables above."""
+
+
+def collective_of(operator: str) -> str | None:
+    """Return the collective of an operator, such as c10d.allreduce_; None if it is of none that is known."""
+    space, _, name = operator.partition(".")
+    name = name.replace("_", "")
+    return next((kind for begin, kind in COLLECTIVES.items() if space in COUNTED and name.startswith(begin)), None)
 
 
 def fraction_sent(collective: str, ranks: int) -> float:
@@ -73,6 +58,68 @@ def fraction_sent(collective: str, ranks: int) -> float:
     if collective == "all_reduce":
         return 2 * (ranks - 1) / ranks
     return 1.0 if collective in ("send", "broadcast", "reduce") else (ranks - 1) / ranks
+
+
+class TimelineRecorder:
+    """Phases of a rank in one step, and what it sent; in host seconds from the step's start.
+
+    Recorded while the step is counted, which slows it down: the order is accurate, the times are not.
+    """
+
+    def __init__(self) -> None:
+        self.phases: list[dict[str, Any]] = []
+        self.sent: list[dict[str, Any]] = []
+        self._begun = 0.0
+        self._update = False
+
+    def begin(self) -> None:
+        """Start of the step."""
+        self._begun = time.perf_counter()
+
+    def update(self) -> None:
+        """End of the backward pass; the optimizer follows."""
+        if not self._update and len(self.phases) > 1 and self.phases[-1]["name"] == "forward":
+            self.phases[-1]["name"] = "losses"  # summed over the ranks
+        self._update = True
+
+    def operator(self) -> None:
+        """Record an operator: in a node of the backward pass, in a forward pass with gradients, or between the two."""
+        name = self.phases[-1]["name"] if self.phases else "forward"
+        if self._update:
+            name = "update"
+        elif torch._C._current_autograd_node() is not None:
+            name = "backward"
+        elif torch.is_grad_enabled():
+            name = "forward"
+        if not self.phases or self.phases[-1]["name"] != name:
+            now = self._now()
+            self._close(now)
+            self.phases.append({"name": name, "start": now, "end": now})
+
+    def send(self, began: float, axis: str, collective: str, size: float) -> None:
+        """Record a collective that started at ``began`` (perf_counter) and sends ``size`` bytes."""
+        if len(self.sent) < EVENTS_SHOWN:
+            start = began - self._begun
+            self.sent.append(
+                {"start": start, "end": self._now(), "axis": axis, "collective": collective, "bytes": size}
+            )
+
+    def end(self) -> None:
+        """End of the step."""
+        self._close(self._now())
+
+    def report(self, world: World) -> dict[str, Any]:
+        """Return the timelines of the ranks that are shown, under the names of records/timeline.py; a collective."""
+        local = (self.phases, self.sent) if world.rank < RANKS_SHOWN else ([], [])
+        phases, sent = zip(*world.gather(local)[:RANKS_SHOWN], strict=True)
+        return {"phases": phases, "sent": sent}
+
+    def _close(self, now: float) -> None:
+        if self.phases:
+            self.phases[-1]["end"] = now
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._begun
 
 
 class Traffic(TorchDispatchMode):
@@ -109,14 +156,15 @@ class Traffic(TorchDispatchMode):
             return NotImplemented  # it is dispatched again as its component operators
         self.timeline.operator()
         name, began = str(func).rpartition(".")[0], time.perf_counter()
-        if name.partition(".")[0] in NAMESPACES and name not in OPERATORS and name not in SENDS_NOTHING:
+        collective = collective_of(name)
+        if collective is None and name.partition(".")[0] in NAMESPACES and name not in SENDS_NOTHING:
             raise UserError(
-                f"the operator {name} communicates, but its number of bytes is unknown; add it to OPERATORS, or "
+                f"the operator {name} communicates, but its number of bytes is unknown; add it to COLLECTIVES, or "
                 "if it sends nothing to SENDS_NOTHING, in scripts/shardlab/measure/traffic.py."
             )
         result = func(*args, **(kwargs or {}))
-        if name in OPERATORS:
-            self._count(name, args, began)
+        if collective:
+            self._count(name, collective, args, began)
         return result
 
     def report(self, world: World) -> list[dict[str, Any]]:
@@ -126,8 +174,9 @@ class Traffic(TorchDispatchMode):
         means = {key: sum(counted.get(key, 0) for counted in ranks) / len(ranks) for key in keys}
         return [{"axis": axis, "collective": name, "bytes": mean} for (axis, name), mean in means.items()]
 
-    def _count(self, name: str, args: Any, began: float) -> None:
-        collective, argument = OPERATORS[name]
+    def _count(self, name: str, collective: str, args: Any, began: float) -> None:
+        # Of these c10d's first argument is the output.
+        argument = int(name.startswith("c10d.") and collective in ("reduce_scatter", "all_to_all"))
         tensors = list(_tensors(args[argument]))
         group = _group(args)
         ranks = dist.get_world_size(group)

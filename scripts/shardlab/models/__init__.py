@@ -19,7 +19,7 @@ from shardlab.errors import UserError, choices
 from shardlab.models._chain import Absent, Chain
 from shardlab.models._experts import Experts, Router
 from shardlab.models.lora import attach
-from shardlab.patches.torch_modules import parameters_on_meta
+from shardlab.patches.torch_internals import parameters_on_meta
 from shardlab.settings import registry, types
 
 

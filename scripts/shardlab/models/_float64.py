@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from shardlab.patches.torch_modules import around_forward
+from shardlab.patches.torch_internals import around_forward
 
 
 def widen(model: nn.Module, layers: Iterable[nn.Module]) -> None:

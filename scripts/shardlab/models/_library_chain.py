@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from shardlab.models._chain import INPUTS, Absent, Chain, Segment
 from shardlab.models.contents import reached
 from shardlab.models.weights import allocate
-from shardlab.patches.torch_modules import with_base
+from shardlab.patches.torch_internals import with_base
 
 STATES = "hidden_states"
 """Name of the states in the library's layers, where they are not the first argument."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 from torch.overrides import TorchFunctionMode
 
-from shardlab.patches.torch_modules import around_forward
+from shardlab.patches.torch_internals import around_forward
 
 
 class Largest(threading.local):

@@ -27,8 +27,8 @@ from shardlab.models._positions import Largest, follow
 from shardlab.models._sequence import largest_of
 from shardlab.models.declared import layer_lists
 from shardlab.models.weights import FLOATS
-from shardlab.patches.torch_modules import around_forward
-from shardlab.patches.transformers_values import grouped_experts, no_packed_samples, unexpected_weights
+from shardlab.patches.torch_internals import around_forward
+from shardlab.patches.transformers_values import unexpected_weights, without_values
 from shardlab.settings.pretrained import check_plain, read_keys
 from shardlab.settings.types import CAUSAL, DECLARED
 
@@ -146,7 +146,7 @@ def check(task: str, folder: str, args: dict[str, Any]) -> type[nn.Module]:
     with torch.device("meta"):
         model = create(task, folder, args, pretrained=False).eval()
     try:
-        with torch.no_grad(), grouped_experts(), no_packed_samples(), on_fake_tensors(model):
+        with torch.no_grad(), without_values(), on_fake_tensors(model):
             model(*[example(model)] * len(CLASSES[task][1]))
     except Exception as error:  # of fake tensors, too, where the library reads values: that decides nothing
         if type(error) in (RuntimeError, ValueError) and OF_SHAPES.search(str(error)):

@@ -19,7 +19,7 @@ from shardlab.models import build, matching, without_numbers
 from shardlab.models._chain import Chain
 from shardlab.models.declared import COPIED, layer_lists, split_unevenly
 from shardlab.models.weights import names_of_each
-from shardlab.patches.torch_modules import attributes_read
+from shardlab.patches.torch_internals import attributes_read
 from shardlab.settings.model_rules import SHOWN, check_properties, notes, refusal, techniques
 from shardlab.settings.types import Run
 

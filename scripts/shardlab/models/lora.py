@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardlab.errors import UserError, choices
-from shardlab.patches.torch_modules import with_base
+from shardlab.patches.torch_internals import with_base
 from shardlab.settings.recipe import Adapter
 
 FACTORS = ("lora_A", "lora_B")

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardlab.models.contents import is_batch_norm
-from shardlab.patches.torch_modules import around_forward
+from shardlab.patches.torch_internals import around_forward
 
 log = logging.getLogger(__name__)
 

@@ -119,26 +119,16 @@ def check(run: Run, task: Task, model: nn.Module) -> None:
             f"context_sizes: model {run.model.name} does not attend through models/_layers.py; use its Attention, or "
             "remove the key."
         )
-    if (
-        not run.model.folder
-        and not task.sequences
-        and not any(hasattr(module, "sequence") for module in model.modules())
-    ):
+    elif not task.sequences and not any(hasattr(module, "sequence") for module in model.modules()):
         raise UserError(
             f"context_sizes: model {run.model.name} does not split the positions that it makes of a sample; give it a "
             "`sequence` as in models/vit.py, or remove the key."
         )
     for name, module in model.named_modules():
         if isinstance(module, NEIGHBORS):
-            if run.model.folder:
-                raise UserError(
-                    f"{name} of model {run.model.name} is a {type(module).__name__}, whose output at a position "
-                    "depends on positions that other ranks have, so its sequences cannot be split; leave out cp."
-                )
             raise UserError(
-                f"context_sizes: {name} of model {run.model.name} is a {type(module).__name__}, whose output at a "
-                "position depends on positions that other ranks have; only attention may. Use attention, or remove the "
-                "key."
+                f"{name} of model {run.model.name} is a {type(module).__name__}, whose output at a position depends on "
+                "positions that other ranks have, so its sequences cannot be split; leave out cp."
             )
 
 

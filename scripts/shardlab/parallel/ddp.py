@@ -47,3 +47,14 @@ def check_reduced(model: DistributedDataParallel) -> None:
             f"the loss of this step does not depend on {missing}, and DDP waits for their gradients; set "
             "find_unused_parameters in the strategy's entry in config/strategies.yaml, or remove these parameters."
         ) from error
+
+
+def in_one_process(model: nn.Module, devices: list[torch.device]) -> nn.Module:
+    """Wrap a model that is on the first device in ``torch.nn.DataParallel``, which copies it to all in every step.
+
+    All CPUs are one device, on which the model runs unchanged.
+    """
+    log.info("Applied DataParallel over %s", ", ".join(map(str, devices)))
+    if devices[0].type == "cpu":
+        return model  # DataParallel would take the GPUs of this machine, if it has some
+    return nn.DataParallel(model, device_ids=devices)

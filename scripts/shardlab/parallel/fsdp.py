@@ -14,8 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from shardlab.models.contents import reached, shared_outside
 from shardlab.models.weights import is_packed
-from shardlab.runtime.distributed import World, text_of_mesh
-from shardlab.runtime.dtensors import local
+from shardlab.runtime.distributed import World, local, text_of_mesh
 from shardlab.settings.types import StrategyOptions
 
 log = logging.getLogger(__name__)
@@ -48,32 +47,10 @@ def apply(
     reshard = options.reshard_after_forward
     if reshard is None and pipelined:
         reshard = False  # else each micro-batch would gather the weights again
-    if experts is not None:
-        grid = experts[1]
-        for module in experts[0]:
-            fully_shard(
-                module,
-                mesh=grid,
-                reshard_after_forward=reshard,
-                shard_placement_fn=partial(_placement, ranks=grid.size(grid.ndim - 1)),
-                mp_policy=replace(inside, cast_forward_inputs=False),  # the weights of the experts' sum stay exact
-                offload_policy=offload,
-            )
-        log.info("Applied FSDP to %d modules of experts, mesh %s", len(experts[0]), text_of_mesh(grid))
-    # A unit has all modules of its parameters: a tied one belongs to the model's.
-    tied = shared_outside(model, blocks)
-    if tied and options.wrap_parameters is None:
-        log.info("Left %d blocks with tied parameters to the root", len(tied))
-    blocks = [block for block in blocks if block not in tied]
     # FSDP cannot send parameters without values; each rank keeps them as they are.
     empty = {parameter for parameter in model.parameters() if not parameter.numel()}
-    if options.wrap_parameters is not None:
-        blocks = [block for block in _large(model, options.wrap_parameters) if not isinstance(block, FSDPModule)]
-    apart = of_another_type(model, dtype)
-    # What is inside another block is a unit of its own: it comes first.
-    blocks = [block for block in reversed([*model.modules()]) if block in {*blocks} - {*apart}]
-    exact = [(module, MixedPrecisionPolicy()) for module in apart]
-    for module, precision in (*exact, *((block, inside) for block in blocks), (model, outside)):
+
+    def shard(module: nn.Module, mesh: DeviceMesh, precision: MixedPrecisionPolicy) -> None:
         fully_shard(
             module,
             mesh=mesh,
@@ -83,6 +60,26 @@ def apply(
             offload_policy=offload,
             ignored_params=empty,
         )
+
+    if experts is not None:
+        for module in experts[0]:
+            shard(module, experts[1], replace(inside, cast_forward_inputs=False))  # the weights of their sum stay exact
+        log.info("Applied FSDP to %d modules of experts, mesh %s", len(experts[0]), text_of_mesh(experts[1]))
+    # A unit has all modules of its parameters: a tied one belongs to the model's.
+    tied = shared_outside(model, blocks)
+    if tied and options.wrap_parameters is None:
+        log.info("Left %d blocks with tied parameters to the root", len(tied))
+    blocks = [block for block in blocks if block not in tied]
+    if options.wrap_parameters is not None:
+        blocks = [block for block in _large(model, options.wrap_parameters) if not isinstance(block, FSDPModule)]
+    apart = of_another_type(model, dtype)
+    # What is inside another block is a unit of its own: it comes first.
+    blocks = [block for block in reversed([*model.modules()]) if block in {*blocks} - {*apart}]
+    for module in apart:
+        shard(module, mesh, MixedPrecisionPolicy())
+    for module in blocks:
+        shard(module, mesh, inside)
+    shard(model, mesh, outside)
     if options.find_unused_parameters:
         cast(FSDPModule, model).set_reduce_scatter_unused_params(True)
     log.info(

@@ -29,7 +29,7 @@ from shardlab.models._sequence import POSITIONS, SequenceSplit, documents_of, la
 from shardlab.models.declared import arguments, layer_lists
 from shardlab.parallel.context import all_gather_single_autograd, to_heads, to_positions
 from shardlab.parallel.ring import ring
-from shardlab.patches.torch_modules import around_forward
+from shardlab.patches.torch_internals import around_forward
 from shardlab.settings.types import Run
 
 log = logging.getLogger(__name__)

@@ -293,7 +293,7 @@ def _split_inside(
 def _draw_own_masks(layers: tuple[list[nn.Module], list[nn.Module]], rank: int) -> None:
     """Draw what is random between column and row layers (dropout of attention) from this rank's own generator.
 
-    As in parallel/tensor.py: every mask's seed comes from the common generator, which is the same again afterwards.
+    As in parallel/tensor.py.
     """
     columns, rows = layers
     own = ExitStack()
@@ -301,10 +301,7 @@ def _draw_own_masks(layers: tuple[list[nn.Module], list[nn.Module]], rank: int) 
 
     def enter(module: nn.Module, inputs: tuple[Any, ...], _: Any) -> None:
         if module.training and not entered:
-            common, device = tensor.drawn(), inputs[0].device
-            devices = [] if device.type == "cpu" else [device]
-            own.enter_context(torch.random.fork_rng(devices, device_type=device.type))
-            torch.manual_seed(common + rank)
+            own.enter_context(tensor.own_masks(inputs[0].device, rank))
             entered.append(True)
 
     def leave(_module: nn.Module, _inputs: tuple[Any, ...]) -> None:

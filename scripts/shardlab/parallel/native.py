@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.models import contents
-from shardlab.models.declared import completed
 from shardlab.models.weights import materialize
 from shardlab.parallel import parallelize
 from shardlab.runtime import optimizers
 from shardlab.runtime.batch_statistics import SharedBuffers
 from shardlab.runtime.device import wait
-from shardlab.runtime.distributed import World
-from shardlab.runtime.dtensors import local, plain
+from shardlab.runtime.distributed import World, local, plain
+from shardlab.runtime.engine import Engine
 from shardlab.runtime.tasks import MicroBatch, Outputs, Task
 from shardlab.runtime.weight_average import EMA, WeightAverage
 from shardlab.settings.types import Run
@@ -33,31 +32,20 @@ enqueued: thousands of them, each fast, would exceed it.
 Groups = dict[tuple[Any, ...], list[nn.Parameter]]
 
 
-class NativeEngine:
+class NativeEngine(Engine):
     """Single device, DataParallel, DDP, FSDP, HSDP and their combinations with tensor parallelism."""
 
     chunks: int | None = None
-    scales_loss = False
 
     def __init__(self, run: Run, task: Task, world: World, weights: Path | None) -> None:
         """See strategies.build. Without ``weights`` the caller allocates the parameters, and then calls ``ready``."""
-        # On the meta device: a sharded model is never whole on a rank.
-        whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
-        run = completed(run, whole)
-        self.run, self.task, self.world = run, task, world
-        models.check_plan(run.model, whole)
-        contents.check(run, whole)
+        whole = self.describe(run, task, world)
+        run = self.run
         if run.mesh.axes("sequence"):
             from shardlab.parallel import context
 
             context.check(run, task, whole)
-        self.meta_state_dict = {
-            name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
-        }
-        self.parameter_count = models.parameter_count(whole)
         self.parameter_names = models.trained_names(whole)
-        self.own_settings = optimizers.own_settings(run.recipe, whole, run.model.experts)
-        self.load_shape = getattr(whole, "load_shape", None)
         self.split_share = contents.split_share(run, whole) if run.model.folder and run.mesh.tensor_parallel else None
         has_buffers = len(self.parameter_names) < len(self.meta_state_dict)
         # Here, since a plan calls `ready` on fake tensors, and a new group reads the mesh's values.
@@ -153,15 +141,9 @@ class NativeEngine:
         self.zero_grad()
         return norm
 
-    def expert_load(self) -> Tensor | None:
-        return self.task.counted_load(self.load_shape)
-
     def balance(self, load: Tensor) -> None:
         for part in self.parts:
             cast(Any, part).balance(load)
-
-    def share_buffers(self) -> None:
-        self.buffers.share()
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
@@ -218,12 +200,6 @@ class NativeEngine:
             "gradients": [local(p.grad) for p in parameters if p.grad is not None],
             "optimizer": [local(value) for value in state if isinstance(value, Tensor)],
         }
-
-    def compute_spans(self) -> list[list[dict[str, Any]]]:
-        return []
-
-    def idle_fraction(self) -> list[float] | None:
-        return None
 
     def whole(self, name: str, value: Tensor | None) -> Tensor:
         """Return the full tensor of that name; ``value`` is this rank's shard, None if it is on other ranks."""

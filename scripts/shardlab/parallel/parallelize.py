@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.errors import UserError
 from shardlab.models import matching
-from shardlab.patches.torch_modules import around_forward
+from shardlab.patches.torch_internals import around_forward
 from shardlab.runtime.batch_statistics import Recomputation, tracked
 from shardlab.runtime.distributed import World
 from shardlab.settings.precisions import PRECISIONS
@@ -41,28 +41,17 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
     """
     recipe, options = run.recipe, run.options
     hooks = Hooks()
-    if (mesh := world.tensor_mesh) is not None and run.model.folder:
-        from shardlab.parallel import library_tensor
-
-        library_tensor.apply(
-            model,
-            run.model.tensor,
-            mesh,
-            sequence_parallel=options.sequence_parallel,
-            loss_parallel=options.loss_parallel,
-        )
-    elif mesh is not None:
+    if (mesh := world.submesh(run.mesh.axes("tensors"))) is not None:
         from shardlab.parallel import tensor
 
-        tensor.apply(
-            model,
-            run.model.tensor,
-            run.model.blocks,
-            mesh,
-            sequence_parallel=options.sequence_parallel,
-            loss_parallel=options.loss_parallel,
-        )
-    if (mesh := world.context_mesh) is not None and mesh.size() > 1:
+        kinds = {"sequence_parallel": options.sequence_parallel, "loss_parallel": options.loss_parallel}
+        if run.model.folder:
+            from shardlab.parallel import library_tensor
+
+            library_tensor.apply(model, run.model.tensor, mesh, **kinds)
+        else:
+            tensor.apply(model, run.model.tensor, run.model.blocks, mesh, **kinds)
+    if (mesh := world.submesh(run.mesh.axes("sequence"))) is not None and mesh.size() > 1:
         if run.model.folder:
             from shardlab.parallel import library_context
 
@@ -78,12 +67,9 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
         hooks.batch = batch_norm.synchronize(model, world.data_group, world.device)
     experts = _blocks(model, run.model.experts)
     if (mesh := world.expert_mesh) is not None:
-        if run.model.folder:
-            from shardlab.parallel.library_experts import split
-        else:
-            from shardlab.parallel.experts import split
+        from shardlab.parallel.experts import split, split_library
 
-        split(experts, mesh)
+        (split_library if run.model.folder else split)(experts, mesh)
     low = None if recipe.precision == "full" else getattr(torch, PRECISIONS[recipe.precision].dtype)
     recompute(model, run.model.blocks, recipe.activation_checkpointing)
     if low and not run.mesh.sharded:
@@ -107,10 +93,10 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
 def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:
     """Return the module to call instead of the model, now with its weights: it averages gradients over replicas."""
     if run.options.single_process == "dp":
-        from shardlab.parallel import data_parallel
+        from shardlab.parallel import ddp
 
-        return data_parallel.apply(model, world.devices)
-    if (mesh := world.replicate_mesh) is not None and not run.mesh.sharded:
+        return ddp.in_one_process(model, world.devices)
+    if (mesh := world.submesh(run.mesh.replica_axes)) is not None and not run.mesh.sharded:
         from shardlab.parallel import ddp
 
         return ddp.apply(model, mesh, find_unused_parameters=run.options.find_unused_parameters)

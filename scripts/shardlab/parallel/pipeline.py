@@ -18,7 +18,7 @@ from shardlab.models._chain import INPUTS, Chain, stages_with
 from shardlab.parallel.native import NativeEngine
 from shardlab.runtime.batch_statistics import statistics_kept
 from shardlab.runtime.device import generators_kept, wait
-from shardlab.runtime.dtensors import local, plain
+from shardlab.runtime.distributed import local, plain
 from shardlab.runtime.tasks import MicroBatch, Outputs
 from shardlab.settings import torch_releases
 from shardlab.settings.pipeline_schedules import boundaries
@@ -152,7 +152,7 @@ class PipelineEngine(NativeEngine):
     """Class that runs a stage's part of the model."""
 
     def __init__(self, run: Any, task: Any, world: Any, weights: Any) -> None:
-        mesh = world.pipeline_mesh
+        mesh = world.submesh(run.mesh.axes("layers"))
         self.group, self.rank, self.ranks = mesh.get_group(), mesh.get_local_rank(), mesh.size()
         self.chunks = run.options.n_microbatches
         self.plan = run.options.pipeline

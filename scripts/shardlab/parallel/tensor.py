@@ -5,7 +5,8 @@ split along the sequence.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -149,15 +150,13 @@ class _Dropout(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         forward, rank = module.forward, device_mesh.get_local_rank()
 
-        def own_masks(x: Tensor) -> Tensor:
+        def masked(x: Tensor) -> Tensor:
             if not module.training:
                 return cast(Tensor, forward(x))
-            common = drawn()
-            with torch.random.fork_rng(devices=[x.device] if x.device.type != "cpu" else [], device_type=x.device.type):
-                torch.manual_seed(common + rank)
+            with own_masks(x.device, rank):
                 return cast(Tensor, forward(x))
 
-        module.forward = own_masks
+        module.forward = masked
         return module
 
 
@@ -214,6 +213,15 @@ class _Experts(ParallelStyle):
     def _sum(self, part: Tensor, mesh: DeviceMesh) -> Tensor:
         whole = DTensor.from_local(part, mesh, [Partial()], run_check=False).redistribute(mesh, [self.layout])
         return whole.to_local() if self.local_output else whole
+
+
+@contextmanager
+def own_masks(device: torch.device, rank: int) -> Iterator[None]:
+    """Draw from a generator of this rank inside; the common one is the same again afterwards."""
+    common = drawn()
+    with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
+        torch.manual_seed(common + rank)
+        yield
 
 
 def drawn() -> int:

@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.errors import Unsupported
-from shardlab.models import contents
-from shardlab.models.declared import completed
 from shardlab.models.weights import check_weights, materialize, open_weights, read
 from shardlab.parallel import batch_norm, parallelize
 from shardlab.patches import deepspeed_startup
 from shardlab.runtime import optimizers, trial
 from shardlab.runtime.batch_statistics import SharedBuffers
 from shardlab.runtime.distributed import World
+from shardlab.runtime.engine import Engine
 from shardlab.runtime.tasks import MicroBatch, Outputs, Task
 from shardlab.runtime.weight_average import EMA, WeightAverage
 from shardlab.settings.deepspeed import sized
@@ -50,25 +49,6 @@ from deepspeed.utils import (
 )
 
 log = logging.getLogger(__name__)
-
-SCALER = {"cur_scale": float, "cur_iter": int, "last_overflow_iter": int, "cur_hysteresis": int}
-"""Attributes of DeepSpeed's loss scalers that change during training; not every scaler has all of them."""
-
-
-def scaler_state(scaler: Any) -> dict[str, Tensor]:
-    """Return ``loss_scale/<key>``: scalars in float64, which holds every scale and step exactly."""
-    return {
-        f"loss_scale/{key}": torch.tensor(getattr(scaler, key), dtype=torch.float64)
-        for key in SCALER
-        if hasattr(scaler, key)
-    }
-
-
-def restore_scaler(scaler: Any, state: dict[str, Tensor]) -> None:
-    """Restore the scaler's state from ``scaler_state``; without it, that of a checkpoint in other arithmetic, none."""
-    for key, kind in SCALER.items():
-        if f"loss_scale/{key}" in state:
-            setattr(scaler, key, kind(state[f"loss_scale/{key}"]))
 
 
 def _set(parameter: nn.Parameter, whole: Tensor, rank: int, key: str | None = None) -> None:
@@ -96,7 +76,7 @@ def _refuse(run: Run, name: str, _: Tensor) -> None:
     )
 
 
-class ZeroEngine:
+class ZeroEngine(Engine):
     """DeepSpeed's engine, with the recipe's optimizer, as an Engine."""
 
     chunks: int | None = None
@@ -104,19 +84,10 @@ class ZeroEngine:
     def __init__(self, run: Run, task: Task, world: World, weights: Path) -> None:
         deepspeed_startup.without_shared_memory()
         deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
-        whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
-        run = completed(run, whole)
-        self.run, self.task, self.world = run, task, world
+        whole = self.describe(run, task, world)
+        run = self.run
         self.precision = PRECISIONS[run.recipe.arithmetic]
-        self.scales_loss = self.precision.scales_loss
         self.weights_file = weights
-        contents.check(run, whole)
-        self.meta_state_dict = {
-            name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
-        }
-        self.parameter_count = models.parameter_count(whole)
-        self.own_settings = optimizers.own_settings(run.recipe, whole, run.model.experts)
-        self.load_shape = getattr(whole, "load_shape", None)
         self.unused = {*trial.unused_without_weights(run, task)}
         self.config = sized(run.engine_config or {}, self.parameter_count)
         self.plain = whole
@@ -235,14 +206,8 @@ class ZeroEngine:
         norm = self.model.get_global_grad_norm() if self.model.was_step_applied() else math.inf
         return torch.as_tensor(norm, device=self.world.device)
 
-    def expert_load(self) -> Tensor | None:
-        return self.task.counted_load(self.load_shape)
-
     def balance(self, load: Tensor) -> None:
         self.plain.balance(load)  # type: ignore[operator]
-
-    def share_buffers(self) -> None:
-        self.buffers.share()
 
     def zero_grad(self) -> None:
         """See Engine; training under DeepSpeed stops instead (see compatibility.py)."""
@@ -298,7 +263,7 @@ class ZeroEngine:
 
     def create_optimizer_state(self, dtypes: Mapping[str, torch.dtype]) -> None:
         """See Engine; every parameter of a partition has the state of that partition."""
-        kinds = {name.rpartition("/")[2]: dtype for name, dtype in dtypes.items() if not name.startswith("loss_scale/")}
+        kinds = {name.rpartition("/")[2]: dtype for name, dtype in dtypes.items()}
         kinds.pop(EMA, None)
         for partition in self._partitions():
             for key, dtype in kinds.items():
@@ -342,8 +307,6 @@ class ZeroEngine:
                     whole = safe_get_full_fp32_param(parameter)
                     if self.world.is_rank0 or not to_write:
                         state[f"{name}/{EMA}"] = whole.to("cpu", copy=True)
-        if self.scales_loss and (self.world.is_rank0 or not to_write):
-            state |= scaler_state(self.optimizer.loss_scaler)
         return state
 
     def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
@@ -361,8 +324,6 @@ class ZeroEngine:
             with self._averaged():
                 for name, parameter in self.trained().items():
                     _set(parameter, state[f"{name}/{EMA}"], self.world.rank)
-        if self.scales_loss:
-            restore_scaler(self.optimizer.loss_scaler, state)
 
     def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         """See Engine. The optimizer updates a flat copy of its part of the weights, the master weights; in stage 3 with
@@ -383,9 +344,3 @@ class ZeroEngine:
             "gradients": [value for value in gradients if value is not None],
             "optimizer": [value for value in state if isinstance(value, Tensor)],
         }
-
-    def compute_spans(self) -> list[list[dict[str, Any]]]:
-        return []
-
-    def idle_fraction(self) -> list[float] | None:
-        return None

@@ -1,4 +1,4 @@
-"""Changes of other projects, one file per part of a project; each says why, and goes when that is no longer so."""
+"""Changes of other projects, each says why, and goes when that is no longer so."""
 
 REVIEWED = {
     "deepspeed": "0.19.8",

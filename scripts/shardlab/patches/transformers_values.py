@@ -1,32 +1,30 @@
 """The transformers library's models where tensors have no values; what it does not say of a file of weights."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 
 @contextmanager
-def no_packed_samples() -> Iterator[None]:
-    """Positions are not looked at for packed samples: those of fake tensors would give a whole mask."""
-    with mock.patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None):
-        yield
+def without_values(*, packed: bool = False) -> Iterator[None]:
+    """The library's models run where tensors have no values.
 
-
-@contextmanager
-def grouped_experts() -> Iterator[None]:
-    """Experts compute in groups, in any dtype: one by one, they look for those that have tokens; and of grouped
-    products PyTorch knows the shapes in bfloat16 alone, the library of its own in all.
+    Positions are not looked at for samples that are ``packed``, unless they are: those of fake tensors would give a
+    whole mask. Experts compute in groups, in any dtype: one by one, they look for those that have tokens; and of
+    grouped products PyTorch knows the shapes in bfloat16 alone, the library of its own in all.
     """
     from transformers.integrations import moe
 
     def grouped(*_: Any) -> Any:
         return moe.grouped_mm_experts_forward
 
-    with (
-        mock.patch.object(moe.ExpertsInterface, "get_interface", grouped),
-        mock.patch.object(moe, "_can_use_grouped_mm", return_value=False),
-    ):
+    with ExitStack() as stack:
+        if not packed:
+            name = "transformers.masking_utils.find_packed_sequence_indices"
+            stack.enter_context(mock.patch(name, return_value=None))
+        stack.enter_context(mock.patch.object(moe.ExpertsInterface, "get_interface", grouped))
+        stack.enter_context(mock.patch.object(moe, "_can_use_grouped_mm", return_value=False))
         yield
 
 

@@ -26,16 +26,15 @@ from shardlab.data import encoders, order
 from shardlab.errors import UserError
 from shardlab.measure import flops
 from shardlab.measure.memory import Memory
-from shardlab.measure.timeline_recorder import TimelineRecorder
-from shardlab.measure.traffic import Traffic, fraction_sent
+from shardlab.measure.traffic import TimelineRecorder, Traffic, fraction_sent
 from shardlab.models._sequence import first_part
 from shardlab.models.weights import allocate
 from shardlab.parallel.ddp import BROADCAST
-from shardlab.patches import torch_dtensor, torch_pipelining, transformers_values
+from shardlab.patches import torch_internals, transformers_values
 from shardlab.plan import fake_ranks
 from shardlab.runtime import batches, distributed, tasks
 from shardlab.runtime.batches import Steps
-from shardlab.runtime.dtensors import local
+from shardlab.runtime.distributed import local
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.deepspeed import sized
 from shardlab.settings.precisions import PRECISIONS
@@ -193,14 +192,12 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         )
         # Each rank reads the seed of its masks from a tensor, and a fake tensor has no value.
         stack.enter_context(mock.patch("shardlab.parallel.tensor.drawn", return_value=0))
-        if run.model.folder and not task.packed:
-            stack.enter_context(transformers_values.no_packed_samples())
         if run.model.folder:
-            stack.enter_context(transformers_values.grouped_experts())
+            stack.enter_context(transformers_values.without_values(packed=task.packed))
         if crowded:
             stack.enter_context(fake_ranks.all_tokens_here(_experts_per_token(run)))
-        stack.enter_context(torch_dtensor.shapes_uncounted())
-        stack.enter_context(torch_pipelining.sends_hold_their_tensors())
+        stack.enter_context(torch_internals.shapes_uncounted())
+        stack.enter_context(torch_internals.sends_hold_their_tensors())
         engine: Any = parallel.build(run, task, world, None)
         steps = Steps(task, engine, run.recipe, run.seed, world)
         step = steps[min(COUNTED, steps.count - 1)]

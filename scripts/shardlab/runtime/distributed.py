@@ -5,7 +5,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardlab.errors import UserError
 from shardlab.models._sequence import SequenceSplit
-from shardlab.patches import torch_distributed
+from shardlab.patches import torch_internals
 from shardlab.runs import cpu_binding
 from shardlab.runtime import device, one_node
 from shardlab.settings.mesh import TIMES, ParallelDims
@@ -90,42 +90,22 @@ class World:
         return {} if self.mesh is None else dict(zip(self.dims.factors, self.mesh.get_coordinate() or (), strict=True))
 
     @property
-    def replicate_mesh(self) -> DeviceMesh | None:
-        """This rank's 1-D mesh of replicas; None if the run does not name that axis, or without a process group."""
-        return self._submesh(self.dims.replica_axes)
-
-    @property
     def data_group(self) -> dist.ProcessGroup | None:
-        """This rank's group of ranks that have other samples or parts of sequences; None as for ``replicate_mesh``."""
+        """This rank's group of ranks that have other samples or parts of sequences; None as for ``submesh``."""
         axes = self.dims.axes("samples", "sequence")
-        if self.mesh is None or not axes:
+        ranks = self.submesh(axes)
+        if ranks is None:
             return None
-        ranks = self.mesh[axes]._flatten(TIMES.join(axes)) if len(axes) > 1 else self.mesh[axes[0]]
-        return ranks.get_group()
-
-    @property
-    def pipeline_mesh(self) -> DeviceMesh | None:
-        """This rank's 1-D mesh of pipeline stages; None as for ``replicate_mesh``."""
-        return self._submesh(self.dims.axes("layers"))
-
-    @property
-    def tensor_mesh(self) -> DeviceMesh | None:
-        """This rank's 1-D mesh of tensor parallelism; None as for ``replicate_mesh``."""
-        return self._submesh(self.dims.axes("tensors"))
+        return (ranks._flatten(TIMES.join(axes)) if len(axes) > 1 else ranks).get_group()
 
     @property
     def shard_mesh(self) -> DeviceMesh | None:
         """Mesh that weights are sharded over, 2-D if shards are replicated; None if they are not sharded."""
-        return self._submesh((*self.dims.replica_axes, self.dims.shard_axis)) if self.dims.sharded else None
-
-    @property
-    def context_mesh(self) -> DeviceMesh | None:
-        """This rank's 1-D mesh of context parallelism; None as for ``replicate_mesh``."""
-        return self._submesh(self.dims.axes("sequence"))
+        return self.submesh((*self.dims.replica_axes, self.dims.shard_axis)) if self.dims.sharded else None
 
     @property
     def expert_mesh(self) -> DeviceMesh | None:
-        """This rank's 1-D mesh of ranks with different experts; None as for ``replicate_mesh``."""
+        """This rank's 1-D mesh of ranks with different experts; None as for ``submesh``."""
         return None if self.grouped is None else self.grouped[self.dims.expert_axes[2]]
 
     @property
@@ -148,11 +128,12 @@ class World:
         axes = tuple(axis for axis in self.dims.factors if axis not in self.dims.axes("layers"))
         if not axes:
             return None
-        mesh = self._submesh(axes)
+        mesh = self.submesh(axes)
         assert mesh is not None
         return (mesh._flatten() if len(axes) > 1 else mesh).get_group()
 
-    def _submesh(self, axes: tuple[str, ...]) -> DeviceMesh | None:
+    def submesh(self, axes: tuple[str, ...]) -> DeviceMesh | None:
+        """Return this rank's mesh of some axes; None if there are none, or without a process group."""
         if self.mesh is None or not axes:
             return None
         return self.mesh[axes] if len(axes) > 1 else self.mesh[axes[0]]
@@ -164,11 +145,6 @@ class World:
             dist.all_reduce(value)
             value = value / self.dims.copies
         return value
-
-    def mean(self, value: float | None) -> float | None:
-        """Return the mean over all ranks; None if any rank passes None."""
-        values = [each for each in self.gather(value) if each is not None]
-        return sum(values) / len(values) if len(values) == self.size else None
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in rank order."""
@@ -205,7 +181,7 @@ def start(site: SiteRuntime, timeout_seconds: int = 600) -> None:
 
 def host_group(timeout_seconds: int) -> dist.ProcessGroup:
     """Another group of all ranks, over gloo: for what lies in the CPU's memory, and for other threads; a collective."""
-    with torch_distributed.default_group_unbound():
+    with torch_internals.default_group_unbound():
         return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
 
 
@@ -237,6 +213,20 @@ def is_peer_failure(error: BaseException) -> bool:
 def text_of_mesh(mesh: DeviceMesh) -> str:
     """Return the axes and degrees of a mesh as text: dp_shard=2, tp=2."""
     return ", ".join(f"{name}={size}" for name, size in zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
+
+
+def plain(value: Tensor) -> Tensor:
+    """Return the full tensor of a DTensor (a collective), or a plain tensor unchanged.
+
+    By its attributes, not by its type: importing DTensor takes half a second that plain tensors do not need.
+    """
+    full_tensor = getattr(value, "full_tensor", None)
+    return cast(Tensor, full_tensor() if full_tensor else value)
+
+
+def local(value: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor, or a plain tensor unchanged."""
+    return cast(Tensor, getattr(value, "_local_tensor", value))
 
 
 def is_main() -> bool:

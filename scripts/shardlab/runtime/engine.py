@@ -6,7 +6,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from shardlab.runtime.tasks import MicroBatch
+from shardlab import models
+from shardlab.models import contents
+from shardlab.models.declared import completed
+from shardlab.runtime import optimizers
+from shardlab.runtime.batch_statistics import SharedBuffers
+from shardlab.runtime.distributed import World
+from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.types import Run
 
 
@@ -15,6 +21,13 @@ class Engine(Protocol):
 
     run: Run
     """Its settings, with what the library declares of a transformers model (models/declared.py)."""
+    task: Task
+    world: World
+    buffers: SharedBuffers
+    own_settings: dict[str, optimizers.Own]
+    """By trained parameter."""
+    load_shape: tuple[int, int] | None
+    """Layers and experts of the model; None without experts."""
     chunks: int | None
     """If set, all micro-batches need the same number of rows, a multiple of this; None: any number of rows."""
     meta_state_dict: dict[str, Tensor]
@@ -23,8 +36,26 @@ class Engine(Protocol):
     """Number of trainable values in the whole model."""
     parts: list[nn.Module]
     """The plain model on this rank, or the parts of it that this rank holds."""
-    scales_loss: bool
-    """True if a loss scaler skips steps whose gradients overflow, and then lowers its scale (fp16)."""
+
+    def describe(self, run: Run, task: Task, world: World) -> nn.Module:
+        """Fill in what is above of a run, but for its parts and buffers; return the whole model on the meta device.
+
+        Raises:
+            UserError: the model does not fit the run (see models/contents.py and ``optimizers.own_settings``).
+        """
+        # On the meta device: a sharded model is never whole on a rank.
+        whole = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
+        self.run = run = completed(run, whole)
+        self.task, self.world = task, world
+        models.check_plan(run.model, whole)
+        contents.check(run, whole)
+        self.meta_state_dict = {
+            name: torch.empty_like(value, device="meta") for name, value in models.state(whole).items()
+        }
+        self.parameter_count = models.parameter_count(whole)
+        self.own_settings = optimizers.own_settings(run.recipe, whole, run.model.experts)
+        self.load_shape = getattr(whole, "load_shape", None)
+        return whole
 
     def train(self, mode: bool) -> None:
         """Set training or evaluation mode."""
@@ -51,12 +82,14 @@ class Engine(Protocol):
 
         None if the model has no experts; 0 on a rank that does not have the model's output.
         """
+        return self.task.counted_load(self.load_shape)
 
     def balance(self, load: Tensor) -> None:
         """Balance the experts by a step's tokens per layer and expert over all ranks, (layers, experts)."""
 
     def share_buffers(self) -> None:
         """Copy the first rank's persistent buffers to the other ranks with the same modules; a collective."""
+        self.buffers.share()
 
     def zero_grad(self) -> None:
         """Clear the gradients without an update."""
@@ -105,6 +138,7 @@ class Engine(Protocol):
 
         Empty if the strategy does not measure them.
         """
+        return []
 
     def idle_fraction(self) -> list[float] | None:
         """Return the fraction of the forward and backward passes since the last call in which each device of this rank
@@ -112,3 +146,4 @@ class Engine(Protocol):
 
         None if the strategy does not measure it; a collective.
         """
+        return None

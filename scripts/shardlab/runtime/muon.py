@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from shardlab.runtime.dtensors import local
+from shardlab.runtime.distributed import local
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5

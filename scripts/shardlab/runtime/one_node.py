@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 STORE = "SHARDLAB_STORE"
 """Environment variable with the file over which the ranks find each other, in a folder that only its owner can open."""
@@ -25,7 +26,7 @@ LISTENING = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interface on which ranks listen for each other."""
 
 
-class OneNode(RendezvousHandler):
+class OneNode(StaticTCPRendezvous):
     """Torchrun's rendezvous of one node: its process meets nobody, so its store is its own memory.
 
     PyTorch's own ones open a port on all addresses of the machine, and read pickles from there.
@@ -33,8 +34,8 @@ class OneNode(RendezvousHandler):
 
     def __init__(self, name: str, *, listens: bool) -> None:
         """``listens``: for programs that meet at MASTER_ADDR and MASTER_PORT; PyTorch's store there has no password."""
-        self.name = name
         self.server = loopback_store() if listens else None
+        super().__init__(LOOPBACK, self.server.port if self.server else 0, rank=0, world_size=1, run_id=name, timeout=0)
 
     @property
     def use_agent_store(self) -> bool:
@@ -45,23 +46,7 @@ class OneNode(RendezvousHandler):
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        port = self.server.port if self.server else 0
-        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(LOOPBACK, port))
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self.name
-
-    def shutdown(self) -> bool:
-        return True
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(self.master_addr, self.master_port))
 
 
 BACKEND = "one_node"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from shardlab.runtime.dtensors import local
+from shardlab.runtime.distributed import local
 
 EMA = "ema"
 """Of a parameter's average among its optimizer states, in checkpoints."""

@@ -30,7 +30,7 @@ from shardlab.parallel.native import NativeEngine
 from shardlab.records import manifest
 from shardlab.runtime import distributed
 from shardlab.runtime.batches import Step
-from shardlab.runtime.dtensors import local
+from shardlab.runtime.distributed import local
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.runtime.weight_average import EMA
 from shardlab.settings.types import Run

@@ -33,20 +33,6 @@ from shardlab.train.evaluation import check_finite, mean_loss
 BEST = "best.safetensors"
 
 
-def save_whole(engine: Engine, path: Path, *, main: bool, averaged: bool = False) -> str | None:
-    """Write an engine's weights, or their averages, on the ``main`` rank and return the file's SHA-256 there; a
-    collective.
-
-    Raises:
-        UserError: see ``weights.save``.
-    """
-    tensors = engine.averaged_weights() if averaged else engine.weights()
-    if main:
-        return weights.save(tensors, engine.meta_state_dict, path)
-    deque(tensors, maxlen=0)
-    return None
-
-
 class Checkpointer:
     """Validates one run and writes its weights and checkpoints; every method is a collective.
 
@@ -190,9 +176,17 @@ class Checkpointer:
         ) from error
 
     def save(self, name: str, *, averaged: bool = False) -> str | None:
-        """Write the whole weights, or their averages; return the SHA-256 on rank 0."""
+        """Write the whole weights, or their averages; return the SHA-256 on rank 0.
+
+        Raises:
+            UserError: see ``weights.save``.
+        """
         self.written += 1
-        return save_whole(self.engine, self.output / name, main=self.world.is_rank0, averaged=averaged)
+        tensors = self.engine.averaged_weights() if averaged else self.engine.weights()
+        if self.world.is_rank0:
+            return weights.save(tensors, self.engine.meta_state_dict, self.output / name)
+        deque(tensors, maxlen=0)
+        return None
 
 
 def _rehearse() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from shardlab import parallel
+from shardlab.errors import UserError
 from shardlab.measure import flops
 from shardlab.measure.step_profiler import Meter
 from shardlab.models import expert_parameter_count
@@ -22,7 +23,7 @@ from shardlab.records.train_report import train_report
 from shardlab.runs import signals
 from shardlab.runs.attempts import history
 from shardlab.runtime import device, distributed, tasks
-from shardlab.runtime.batches import PrefetchLoader, Steps
+from shardlab.runtime.batches import PrefetchLoader, Step, Steps
 from shardlab.runtime.distributed import World
 from shardlab.runtime.engine import Engine
 from shardlab.runtime.tasks import Task
@@ -31,12 +32,10 @@ from shardlab.settings.devices import peak
 from shardlab.settings.model_rules import check_properties
 from shardlab.settings.types import WARMUP_STEPS, Run
 from shardlab.train.checkpoint import Checkpointer
-from shardlab.train.deferred_metrics import DeferredMetrics
 from shardlab.train.heartbeat import Heartbeat
 from shardlab.train.metrics_log import MetricsLog
 from shardlab.train.resume import initial_manifest, latest_checkpoint, restore
-from shardlab.train.sample_audit import SampleAudit
-from shardlab.train.step import ControlFlags, Observer, train_step
+from shardlab.train.step import NO_FLAGS, ControlFlags, Observer, PendingStep, StepMetrics, train_step
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,82 @@ class TrainState:
     checkpointer: Checkpointer
     log: MetricsLog
     output: Path
+
+
+class DeferredMetrics:
+    """Metrics of the steps, read and logged one step late: they have reached the host by then, so the device never
+    waits.
+    """
+
+    def __init__(self, log: MetricsLog, checkpointer: Checkpointer, *, skip: bool) -> None:
+        """``skip``: count steps that are not finite instead of raising an error (see ``train_step``)."""
+        self.log, self.checkpointer, self.skip = log, checkpointer, skip
+        self.flags = NO_FLAGS
+        """Requests of the ranks that are still pending."""
+        self._pending: PendingStep | None = None
+        self._metrics: StepMetrics | None = None
+        self._seconds = 0.0
+
+    def wait(self) -> None:
+        """Wait for the step that was added last.
+
+        Raises:
+            UserError: see ``PendingStep.metrics``.
+        """
+        self._metrics = self._pending.metrics(skip=self.skip) if self._pending else None
+
+    def add(self, pending: PendingStep | None, seconds: float = 0.0) -> None:
+        """Add a step that was handed to the device, which took the host ``seconds``, and log the previous one."""
+        if self._pending and self._metrics:
+            step, metrics = self._pending.step, self._metrics
+            self.log.step(step, metrics.loss, metrics.norm, self._seconds, **metrics.experts)
+            self.checkpointer.skipped += not metrics.finite
+            self.flags = ControlFlags(*(old or new for old, new in zip(self.flags, metrics.flags, strict=True)))
+        self._pending, self._metrics, self._seconds = pending, None, seconds
+
+    def flush(self) -> None:
+        """Wait for all steps and log them: no weights are written before they are known to be finite.
+
+        Raises:
+            UserError: see ``PendingStep.metrics``.
+        """
+        self.wait()
+        self.add(None)
+
+    def clear_flags(self) -> None:
+        self.flags = NO_FLAGS
+
+
+class SampleAudit:
+    """Samples and targets of the steps that this process took, against those that each rank put through its model."""
+
+    def __init__(self) -> None:
+        self.samples = self.targets = 0
+
+    def add(self, step: Step) -> None:
+        self.samples += step.samples
+        self.targets += step.targets
+
+    def check(self, task: Task, world: World) -> dict[str, Any]:
+        """Return the samples and targets of each rank, under the names of TrainReport; a collective.
+
+        Pipeline ranks without the model's output count nothing, ranks of a tensor-parallel group all count the same,
+        and those of a context-parallel group the same samples.
+
+        Raises:
+            UserError: the ranks together did not train on each sample and target once.
+        """
+        ranks = world.gather((task.trained_samples, int(task.trained_targets)))
+        samples, targets = zip(*ranks, strict=True)
+        copies = world.dims.copies
+        done = (sum(samples) / (copies * world.sequence.ranks), sum(targets) / copies)
+        if done != (self.samples, self.targets):
+            raise UserError(
+                f"the ranks trained on {done[0]:g} samples and {done[1]:g} targets, but the batches had "
+                f"{self.samples} and {self.targets}; the strategy or the task divides its batches wrongly, and "
+                "nothing was saved."
+            )
+        return {"samples_per_rank": list(samples), "targets_per_rank": list(targets)}
 
 
 def train(

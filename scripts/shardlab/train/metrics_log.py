@@ -7,7 +7,6 @@ import json
 import math
 import os
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,7 +24,6 @@ EVENTS = "tensorboard"
 """Folder of the event files, next to metrics.jsonl."""
 SCALARS = {"train": {"loss", "grad_norm", "learning_rate", "seconds"}, "validation": {"loss"}}
 """Values of each kind of record that TensorBoard shows."""
-DIM, BOLD, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
 
 class MetricsLog:
@@ -37,7 +35,6 @@ class MetricsLog:
         """
         self._file: TextIO | None = None
         self._events: Any = None
-        self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._steps = 0
         self._devices: list[torch.device] = []
         self.flops_per_sample = self.peak_flops = 0.0
@@ -76,7 +73,7 @@ class MetricsLog:
         self.write("train", **where, **values, learning_rate=step.learning_rate, seconds=seconds, **experts)
         if self._file:
             used = self.flops_per_sample * step.samples / seconds / self.peak_flops if self.peak_flops else None
-            self._say(_line(step, self._steps, loss, norm, seconds, used, _memory(self._devices), self._colour))
+            self._say(_line(step, self._steps, loss, norm, seconds, used, _memory(self._devices)))
 
     def validation(self, step: Step, loss: float) -> None:
         self.write("validation", step=step.number, epoch=step.epoch, loss=loss)
@@ -119,9 +116,7 @@ class MetricsLog:
             print(line, flush=True)
 
 
-def _line(
-    step: Step, steps: int, loss: float, norm: float, seconds: float, used: float | None, memory: str, colour: bool
-) -> str:
+def _line(step: Step, steps: int, loss: float, norm: float, seconds: float, used: float | None, memory: str) -> str:
     """Format a training step in aligned columns; ``used`` is the MFU. The targets of language models are tokens."""
     width = len(str(steps))
     speed = f"{_short(step.samples / seconds):>9} samples/s"
@@ -129,9 +124,7 @@ def _line(
         speed += f"  {_short(step.targets / seconds):>9} targets/s"
     cells = [f"epoch {step.epoch:>3}", f"grad norm {norm:9.4g}", f"lr {step.learning_rate:8.2e}", speed, memory]
     cells += [] if used is None else [f"MFU {used:6.1%}"]
-    dim, bold, plain = (DIM, BOLD, PLAIN) if colour else ("", "", "")
-    first = f"step {step.number + 1:>{width}}/{steps}  loss {bold}{loss:10.6f}{plain}  "
-    return first + dim + "  ".join(cells) + plain
+    return f"step {step.number + 1:>{width}}/{steps}  loss {loss:10.6f}  " + "  ".join(cells)
 
 
 def _short(value: float) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardlab.runtime.dtensors import local
+from shardlab.runtime.distributed import local
 from shardlab.runtime.engine import Engine
 from shardlab.settings.types import Run
 
