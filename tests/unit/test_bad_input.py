@@ -110,6 +110,7 @@ STRATEGIES = [
     ({"dp_replicate": -1, "ep": 2}, {}, UserError, ["ep also needs dp_shard; add dp_shard: 1"]),
     ({"dp_shard": -1, "ep": 2}, {}, Unsupported, ["llama2 has no experts for ep to split", "under `experts:`"]),
     ({"single_process": "dp"}, {"recipe": {"compile": "blocks"}}, Unsupported, ["use ddp"]),
+    ({"dp_shard": -1}, {"recipe": {"precision": "fp16"}}, Unsupported, ["set recipe.precision to bf16"]),
     (
         {"pp": 2, "pipeline_schedule": "ZBVZeroBubble"},
         {"recipe": {"activation_checkpointing": "full"}},

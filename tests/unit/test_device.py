@@ -78,11 +78,18 @@ def test_a_hang_is_named_before_nccl_ends_the_process(capfd):
     assert "nccl_rank_" in said
 
 
-def test_a_step_that_is_not_finite_ends_the_training_with_a_sentence():
-    step = Step(3, 0, 2, 2, 0.1, [], 0, validates=False)
-    for what, loss, norm in (("gradient norm", 6.0, math.inf), ("loss", math.nan, 1.0)):
-        with pytest.raises(UserError, match=f"the {what} of step 3 is"):
-            PendingStep(step, torch.tensor([loss, 0.0, 0.0, norm])).metrics()
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_step_that_fp16_s_loss_scaler_left_out_is_counted_and_no_error(scaled):
+    values = torch.tensor([6.0, 0.0, 0.0, math.inf])
+    pending = PendingStep(Step(3, 0, 2, 2, 0.1, [], 0, validates=False), values, scaled=scaled)
+    if not scaled:
+        with pytest.raises(UserError, match="gradient norm of step 3 is inf"):
+            pending.metrics()
+        return
+    assert not pending.metrics().finite
+    spoilt = PendingStep(pending.step, torch.tensor([math.nan, 0.0, 0.0, 1.0]), scaled=True)
+    with pytest.raises(UserError, match="the loss of step 3 is nan"):
+        spoilt.metrics()
 
 
 @pytest.mark.parametrize("phrase", distributed.PEER_FAILURES)

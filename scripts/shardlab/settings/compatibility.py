@@ -222,8 +222,9 @@ def check_recipe(strategy: Strategy, name: str, recipe: Recipe, devices: int, de
             "recipe.activation_checkpointing to another value than auto."
         )
     for key, precision, instead in (("dtype", recipe.dtype, "float32"), ("precision", recipe.arithmetic, "bf16")):
-        if reason := PRECISIONS[precision].unsupported.get(strategy.engine):
-            raise Unsupported(f"{name} cannot train in {precision}: {reason}; set recipe.{key} to {instead}.")
+        for part in (strategy.engine, device):
+            if reason := PRECISIONS[precision].unsupported.get(part):
+                raise Unsupported(f"{name} cannot train in {precision}: {reason}; set recipe.{key} to {instead}.")
     if strategy.engine == "deepspeed" and recipe.optimizer.name == "muon":
         raise Unsupported(
             f"{name}: DeepSpeed updates flat parts of all parameters, and muon needs whole matrices; use fsdp."

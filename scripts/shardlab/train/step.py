@@ -58,11 +58,12 @@ class StepMetrics(NamedTuple):
 class PendingStep:
     """A step handed to the device, which may still be computing it; its metrics are being copied to the host."""
 
-    def __init__(self, step: Step, values: Tensor, *, experts: int = 0) -> None:
+    def __init__(self, step: Step, values: Tensor, *, experts: int = 0, scaled: bool = False) -> None:
         """``values``: loss summed over the global batch, number of ranks with each request, gradient norm, then each
-        layer's tokens per expert, ``experts`` of them, and its dropped rows.
+        layer's tokens per expert, ``experts`` of them, and its dropped rows; ``scaled``: a non-finite norm means that
+        the loss scaler skipped the step.
         """
-        self._experts = experts
+        self.scaled, self._experts = scaled, experts
         self.step, self._values = replace(step, micro_batches=[]), device.Arriving(values)  # free the batches
 
     def metrics(self, *, skip: bool = False) -> StepMetrics:
@@ -81,7 +82,8 @@ class PendingStep:
         if not skip:
             # Every rank has the same values, so all of them stop.
             _stop_unless_finite("loss", metrics.loss, self.step.number)
-            _stop_unless_finite("gradient norm", metrics.norm, self.step.number)
+            if not self.scaled:
+                _stop_unless_finite("gradient norm", metrics.norm, self.step.number)
         return metrics
 
 
@@ -118,11 +120,12 @@ def train_step(
         norm = reduced.new_full((), math.nan)
     else:
         norm = engine.step(step.learning_rate)
-    if load.numel() and not (skip and not math.isfinite(float(norm))):  # which the host then knows already
+    may_skip = skip or engine.scales_loss  # then the host knows the norm already
+    if load.numel() and not (may_skip and not math.isfinite(float(norm))):
         engine.balance(tokens.view_as(load)[:, :-1])
     engine.share_buffers()
     values = torch.cat([reduced, norm.reshape(1), tokens])
-    return PendingStep(step, values, experts=load.shape[1] - 1)
+    return PendingStep(step, values, experts=load.shape[1] - 1, scaled=engine.scales_loss)
 
 
 def _stop_unless_finite(what: str, value: float, step: int) -> None:
