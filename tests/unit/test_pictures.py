@@ -10,6 +10,7 @@ from helpers.common import ROOT
 from shardlab.errors import UserError
 
 sys.path.append(str(ROOT / "docs"))
+import collectives
 import pictures
 
 RUNS = pd.DataFrame(
@@ -61,3 +62,11 @@ def test_the_color_of_a_loss_is_that_of_its_verdict():
 def test_a_table_without_single_is_refused():
     with pytest.raises(UserError, match="no finished run of single on vit"):
         pictures.draw(RUNS[RUNS.workload == "mlp"], STRATEGIES, WORKLOADS)
+
+
+def test_the_collectives_are_drawn_as_they_are_now():
+    assert collectives.PICTURE.read_text() == collectives.draw(), "python docs/collectives.py"
+    drawn = {
+        label for tensors in collectives.COLLECTIVES.values() for ranks in tensors for row in ranks for label in row
+    }
+    assert drawn - {""} == {f"{rank}{part}" for rank in "abc\u03a3" for part in (1, 2, 3)}
