@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 
@@ -17,12 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from helpers.hub_files import environment, repository, use_here
+from helpers.hub_files import repository, use_here
 from helpers.hub_server import Hub
 from shardlab.data import hub as reader
 from shardlab.data import hub_download
 from shardlab.errors import UserError
-from shardlab.files import COMMAND
 from shardlab.schema import check
 from shardlab.settings.types import DataSet, HubSource, Model
 
@@ -139,7 +137,7 @@ def test_files_are_downloaded_again_only_if_the_rows_that_are_there_are_damaged(
 
 
 def test_the_files_are_those_of_the_configuration_whatever_was_there_before(hub, raw, tmp_path):
-    names = [f"language_{i}" for i in range(30)]
+    names = [f"language_{i}" for i in range(12)]
     configs = [repository(name, {split: {"text": [f"{name} {split}"]} for split in SPLITS}) for name in names]
     both = {path: content for each in configs for path, content in each.items()}
     parts = [each["README.md"].split(b"configs:\n")[1].replace(b"  default: true\n---\n", b"") for each in configs]
@@ -154,17 +152,15 @@ def test_the_files_are_those_of_the_configuration_whatever_was_there_before(hub,
     assert later["files"].keys() == {f"language_7/{split}-00000-of-00001.parquet" for split in SPLITS}
 
 
-def test_pictures_in_folders_can_be_moved_and_linked_and_reading_writes_nothing(hub, raw, tmp_path):
+def test_pictures_in_folders_can_be_moved_and_reading_writes_nothing(hub, raw, tmp_path):
     grays = {"a/0": 10, "a/1": 20, "b/0": 30, "b/1": 40}
     hub.push(REPO, {f"{split}/{path}.png": picture(gray) for split in SPLITS for path, gray in grays.items()})
     hub_download.download(data_set(**PICTURES), raw)
-    shutil.move(raw, tmp_path / "moved")
-    (tmp_path / "link").symlink_to(tmp_path / "moved")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "moved").rglob("*")}
-    for place in ("moved", "link"):
-        rows = reader.read(data_set(**PICTURES), tmp_path / place)["train"]
-        assert [(each.getpixel((0, 0)), label) for each, label in rows] == [(10, 0), (20, 0), (30, 1), (40, 1)]
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "moved").rglob("*")} == before
+    moved = shutil.move(raw, tmp_path / "moved")
+    before = {path: path.stat().st_mtime_ns for path in moved.rglob("*")}
+    rows = reader.read(data_set(**PICTURES), moved)["train"]
+    assert [(each.getpixel((0, 0)), label) for each, label in rows] == [(10, 0), (20, 0), (30, 1), (40, 1)]
+    assert {path: path.stat().st_mtime_ns for path in moved.rglob("*")} == before
 
 
 def model(revision, pretrained=True):
@@ -219,11 +215,10 @@ def test_rows_are_held_out_of_train_for_any_split(hub, raw):
         ({"splits": {"train": "train", "test": "test"}}, "`holdout: {validation: 1000}`"),
         ({"splits": {"validation": "validation", "test": "test"}}, "`splits` has no train"),
         ({"holdout": {"validation": 5}}, "validation is given by `splits` (validation) and by `holdout`"),
-        ({"splits": SPLITS | {"test": "train"}}, "train (train) and test (train) have rows in common"),
         ({"splits": SPLITS | {"test": "train[:10]"}}, "train (train) and test (train[:10]) have rows in common"),
         *(
             ({"splits": SPLITS | {"train": text}}, f"{text!r} is no split")
-            for text in ("train[:80", "train[:80%:2]", "train[:180%]", "train[10%:80]", "train+test")
+            for text in ("train[:80", "train[:180%]", "train[10%:80]", "train+test")
         ),
     ],
 )
@@ -249,7 +244,6 @@ def test_splits_that_cannot_be_are_refused_by_the_settings_alone(settings, words
             1,
         ),
         ({"columns": ["txt"]}, "there is no column 'txt'; did you mean text?", 3),
-        ({"config": "en"}, "BuilderConfig 'en' not found. Available: ['default']", 0),
     ],
 )
 def test_what_the_repository_does_not_have_is_one_sentence(hub, raw, settings, words, files):
@@ -290,38 +284,24 @@ def test_columns_that_differ_between_splits_do_not_matter_unless_they_are_named(
     lines = {split: {name: column[0] for name, column in columns.items()} for split, columns in splits.items()}
     hub.push(REPO, {f"{split}.jsonl": json.dumps(line).encode() for split, line in lines.items()})
     assert samples(raw)["test"] == [("test",)]
-    assert "split train of tester/some: there is no column 'extra'; did you mean text?" in refusal(
-        raw, columns=["extra"]
-    )
-    hub.push(REPO, repository("default", splits))
-    shutil.rmtree(raw)
-    assert samples(raw)["test"] == [("test",)]
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("test.parquet", "cat, dog, emu in train.parquet, but emu, cat, dog in test.parquet, so that"),
-        ("train-1.parquet", "emu, cat, dog in train-1.parquet, but cat, dog, emu in train.parquet, so that"),
-        ("test.arrow", "cat, dog, emu in train, but emu, cat, dog in test, so that"),
-    ],
-)
-def test_classes_that_have_other_names_in_another_file_are_refused(hub, raw, tmp_path, name, words):
-    usual, other = ["cat", "dog", "emu"], ["emu", "cat", "dog"]
-    kind = name.partition(".")[2]
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_classes_that_have_other_names_in_another_file_are_refused(hub, raw, tmp_path, kind):
     content = {}
-    for file in {f"{split}.{kind}" for split in SPLITS} | {name}:
-        labels = datasets.ClassLabel(names=other if file == name else usual)
-        features = datasets.Features(text=datasets.Value("string"), label=labels)
+    for split in SPLITS:
+        names = ["emu", "cat", "dog"] if split == "test" else ["cat", "dog", "emu"]
+        features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=names))
         rows = datasets.Dataset.from_dict({"text": ["x"], "label": [0]}, features)
         if kind == "parquet":
-            rows.to_parquet(tmp_path / file)
+            rows.to_parquet(tmp_path / split)
         else:
-            rows.save_to_disk(tmp_path / f"{file}s")
-            shutil.copy(next((tmp_path / f"{file}s").glob("*.arrow")), tmp_path / file)
-        content[file] = (tmp_path / file).read_bytes()
+            rows.save_to_disk(tmp_path / f"{split}s")
+            shutil.copy(next((tmp_path / f"{split}s").glob("*.arrow")), tmp_path / split)
+        content[f"{split}.{kind}"] = (tmp_path / split).read_bytes()
     hub.push(REPO, content)
-    assert f"column label has the classes {words}" in refusal(raw, columns=["text", "label"])
+    said = refusal(raw, columns=["text", "label"])
+    assert re.search("column label has the classes cat, dog, emu in train.*, but emu, cat, dog in test", said)
     assert samples(raw, columns=["text"])["train"][0] == ("x",)
 
 
@@ -334,30 +314,23 @@ def test_a_comma_too_many_at_the_end_of_each_row_shifts_no_column(hub, raw):
 METADATA = '{"file_name": "a.png", "label": 4}\n{"file_name": "b.png", "label": 2}\n'
 
 
-@pytest.mark.parametrize(
-    ("inside", "labels"),
-    [
-        ({"a.png": picture(10), "b.png": picture(30), "metadata.jsonl": METADATA}, [4, 2]),
-        ({"ant/b.png": picture(10), "cat/a.png": picture(30)}, [0, 1]),
-    ],
-)
-def test_pictures_in_an_archive_are_read_from_it(hub, raw, inside, labels):
+def test_pictures_in_an_archive_are_read_from_it(hub, raw):
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
-        for name, content in inside.items():
+        for name, content in {"a.png": picture(10), "b.png": picture(30), "metadata.jsonl": METADATA}.items():
             file.writestr(name, content)
     hub.push(REPO, {f"{split}.zip": archive.getvalue() for split in SPLITS})
     found = samples(raw, **PICTURES)["train"]
-    assert [(image.getpixel((0, 0)), label) for image, label in found] == [*zip([10, 30], labels, strict=True)]
+    assert [(image.getpixel((0, 0)), label) for image, label in found] == [(10, 4), (30, 2)]
 
 
 def test_several_files_of_metadata_are_read_in_the_order_of_their_names(hub, raw):
     """datasets has them in a set, whose order differs from one process to the next."""
     line = b'{"file_name": "a.png", "label": %d}\n'
-    parts = {f"{split}/{i}": i for split in SPLITS for i in range(8)}
+    parts = {f"{split}/{i}": i for split in SPLITS for i in range(4)}
     lines = {f"{part}/metadata.jsonl": line % i for part, i in parts.items()}
     hub.push(REPO, {f"{part}/a.png": picture(1) for part in parts} | lines)
-    assert [label for _, label in samples(raw, **PICTURES)["train"]] == [*range(8)]
+    assert [label for _, label in samples(raw, **PICTURES)["train"]] == [*range(4)]
 
 
 def test_files_that_are_not_read_are_counted(hub, raw, capsys):
@@ -389,10 +362,8 @@ def test_a_group_of_rows_is_in_memory_at_once_not_the_split(hub, raw, monkeypatc
 @pytest.mark.parametrize(
     ("second", "words"),
     [
-        ({"bytes": b"<html>", "path": None}, "cannot identify image file"),
-        ({"bytes": b"", "path": None}, "the picture has 0 bytes."),
-        ({"bytes": None, "path": "http://127.0.0.1:9/a.png"}, "outside of the repository, at http://127.0.0.1:9/a.png"),
-        ({"bytes": None, "path": "/etc/hostname"}, "outside of the repository, at /etc/hostname"),
+        ({"bytes": b"<html>", "path": None}, ", row 1, column image: cannot identify image file"),
+        ({"bytes": None, "path": "/etc/hostname"}, ": the data of column image lies outside of the repository, at"),
     ],
 )
 def test_a_picture_that_cannot_be_read_is_named(hub, raw, second, words):
@@ -403,9 +374,7 @@ def test_a_picture_that_cannot_be_read_is_named(hub, raw, second, words):
     hub.push(REPO, {f"{split}.parquet": content for split, content in tables.items()})
     with pytest.raises(UserError) as caught:
         samples(raw, columns=["image"])
-    place = ": the data of column image" if "path" in words or "outside" in words else ", row 1, column image"
-    assert str(caught.value).startswith(f"data set mine: split test of tester/some{place}")
-    assert words in str(caught.value)
+    assert str(caught.value).startswith(f"data set mine: split test of tester/some{words}")
     assert "0x" not in str(caught.value)
 
 
@@ -419,12 +388,8 @@ PARQUET = "default/test-00000-of-00001.parquet"
     ("content", "words"),
     [
         (numbered() | {PARQUET: b"<html>" * 9}, "split test .* as parquet: Parquet magic bytes not found"),
-        (numbered() | {PARQUET: table({"text": datasets.Value("string")}, [])}, 'split test .* "test" .* no data'),
-        (COMMAS | {"test.csv": b"text,of,by\nit is 0,book 0,a,b\n"}, "split test .* as csv: Length of header"),
         (COMMAS | {"test.csv": b"text,of,by\n0,0,a\n0,0,a,b\n"}, "split test .* Expected 3 fields in line 3, saw 4"),
         (LINES | {"test.jsonl": b""}, "split test of tester/some .* a file has no rows"),
-        (LINES | {"test.jsonl": LINE + b'{"text": "\n'}, "split test .* as json: JSON parse error: .* in row 1"),
-        ({"some.py": b"", "README.md": b""}, "Dataset scripts are no longer supported"),
     ],
 )
 def test_a_file_that_is_none_is_one_sentence(hub, raw, content, words):
@@ -432,65 +397,30 @@ def test_a_file_that_is_none_is_one_sentence(hub, raw, content, words):
     assert re.search(words, refusal(raw))
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), "could not be downloaded: [Errno 28] No space left on dev"),
-        (ConnectionError("reset"), "reset. Without a network, run this on a node that has one"),
-    ],
-)
-def test_an_error_says_what_it_goes_back_to(hub, raw, monkeypatch, error, words):
+def test_an_error_says_what_it_goes_back_to(hub, raw, monkeypatch):
     hub.push(REPO, numbered())
 
     def fails(*_, **__):
-        raise RuntimeError("around it") from error
+        raise RuntimeError("around it") from OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fails)
-    assert words in refusal(raw)
+    assert "could not be downloaded: [Errno 28] No space left on dev" in refusal(raw)
 
 
-def test_repositories_and_revisions_that_are_not_there_are_told_apart(hub, raw):
-    assert "Repository Not Found for url" in refusal(raw)
+def test_what_is_gated_is_read_with_the_user_s_token_or_asks_for_a_login(hub, raw, monkeypatch):
     hub.push(REPO, numbered())
-    hub.unknown.add("v2")
-    assert "Revision Not Found for url" in refusal(raw, revision="v2")
     hub.gated[REPO] = "Bearer hf_mine"
     assert "log in (hf auth login, or HF_TOKEN)." in refusal(raw)
+    monkeypatch.setenv("HF_TOKEN", "hf_mine")
+    assert len(samples(raw)["train"]) == 20
 
 
 def test_without_a_network_data_and_models_are_one_sentence(hub, raw):
     hub.close()
-    assert "could not be downloaded" in (said := refusal(raw))
-    assert "data=embedded" in said
+    assert "data=embedded" in (said := refusal(raw))
+    assert "could not be downloaded" in said
     with pytest.raises(UserError, match="model tester/some at main could not be downloaded"):
         hub_download.download_model(model("main"), raw)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("place", ["file", "variable"])
-def test_the_login_of_the_user_is_used_and_the_home_is_left_alone(hub, raw, tmp_path, place):
-    hub.push(REPO, numbered())
-    hub.gated[REPO] = "Bearer hf_mine"
-    home = tmp_path / "own home"
-    token = home / ".cache/huggingface/token"
-    token.parent.mkdir(parents=True)
-    variables = {"HOME": str(home)} | dict.fromkeys(("HF_HUB_CACHE", "HF_DATASETS_CACHE"), "/proc/nowhere")
-    if place == "file":
-        token.write_text("hf_mine\n")
-    else:
-        variables["HF_TOKEN"] = "hf_mine"
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "XDG_"))}
-    data = data_set().model_copy(update={"options": {"vocab_size": 300, "sequence_length": 8}}).model_dump_json()
-    for program, *arguments in (("download", "--output", raw), ("prepare", "--raw", raw, "--output", tmp_path / "out")):
-        command = [sys.executable, COMMAND, program, "--data", data, *arguments]
-        done = subprocess.run(
-            [*map(str, command)], env=kept | environment(hub) | variables, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-    assert {*hub.logins} == {"Bearer hf_mine"}
-    left = [path for path in home.rglob("*") if path.is_file()]
-    assert left == ([token] if place == "file" else [])
-    assert not any("hf_mine" in path.read_text(errors="ignore") for path in raw.rglob("*") if path.is_file())
 
 
 def test_the_clients_caches_of_the_user_are_not_used(monkeypatch):
