@@ -13,7 +13,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from helpers import transformers_models
 from shardlab import models
@@ -50,7 +49,6 @@ def of_a_classifier(weights):
     ("kind", "keys", "change", "words"),
     [
         ("llama", {"num_hidden_layers": 3}, {}, "(30 tensors): 9 missing (model.layers.2.input_layernorm.weight, "),
-        ("llama", {"num_hidden_layers": 1}, {}, "9 unknown to the model (model.layers.1.input_layernorm.weight, "),
         (
             "llama",
             {"intermediate_size": 64},
@@ -153,22 +151,10 @@ def test_weights_that_the_library_ignores_are_named(tmp_path, capsys, kind, name
     )
 
 
-def test_a_head_of_its_own_is_that_of_the_file(tmp_path):
-    CONFIG_MAPPING["t5"]().save_pretrained(tmp_path)
-    config, _ = _transformers.configuration(tmp_path, {"tie_word_embeddings": False})  # as T5 1.1 and Flan-T5
-    tiny_config.write(config, tmp_path)
-    model = _transformers.create("summarization", str(tmp_path), {}, pretrained=False)
-    assert model.lm_head.weight is not model.shared.weight is model.encoder.embed_tokens.weight
-    torch.nn.init.ones_(model.lm_head.weight)  # a new one begins as the embeddings
-    model.save_pretrained(tmp_path)
-    again = _transformers.create("summarization", str(tmp_path), {}, pretrained=True)
-    assert torch.equal(again.lm_head.weight, model.lm_head.weight)
-    assert again.shared.weight is again.encoder.embed_tokens.weight
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({}, None),
         ({"lm_head.weight": None}, None),
         ({"lm_head.weight": "shared.weight"}, "equals the embeddings, .*; remove lm_head.weight from the weights"),
         ({"encoder.embed_tokens.weight": "lm_head.weight"}, "for each; remove encoder.embed_tokens.weight from"),
@@ -186,7 +172,8 @@ def test_a_head_is_tied_where_the_library_ties_it(tmp_path, change, words):
     for pretrained in (False, True):
         with pytest.raises(UserError, match=words) if pretrained and words else nullcontext():
             model = _transformers.create("summarization", str(tmp_path), {}, pretrained=pretrained)
-            assert (model.lm_head.weight is model.shared.weight) == (words is None)
+            assert (model.lm_head.weight is model.shared.weight) == (change == {"lm_head.weight": None})
+    assert change or (model.lm_head.weight == 1).all(), "that of the file"
 
 
 def test_only_what_the_library_ties_has_to_be_one(tmp_path):
@@ -227,32 +214,17 @@ def test_only_a_known_class_with_another_head_is_of_another_task(named, refused)
 FAULTY = [
     ([1, 2], "/config.json is [1, 2], no object of JSON; name a folder written by save_pretrained."),
     ("{", "/config.json is damaged (the model's configuration is not JSON: "),
-    (None, "/config.json "),
-    ({}, "Should have a `model_type` key in its config.json"),
     (LLAMA | {"num_hidden_layers": "4"}, ": Field 'num_hidden_layers' expected int, got str (value: '4'); correct it"),
-    (LLAMA | {"hidden_size": 10**12}, " cannot be read as a model for language_modelling "),
     (LLAMA | {"attention_dropout": 1.5}, "attention_dropout is 1.5; a probability is from 0 to 1"),
     (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers is 0; a model has at least one layer"),
-    (LLAMA | {"vocab_size": -5}, ": Trying to create tensor with negative dimension -5"),
-    (
-        LLAMA | {"num_attention_heads": 0, "chunk_size_feed_forward": 0, "label2id": {"LABEL_0": 0}},
-        ": num_attention_heads cannot be 0; correct it",
-    ),
+    (LLAMA | {"num_attention_heads": 0}, ": num_attention_heads cannot be 0; correct it"),
     (LLAMA | {"rope_scaling": {"rope_type": "yarnn", "factor": 2.0}}, ": rope_type cannot be 'yarnn'; correct its"),
     ({"model_type": "qwen3_vl"}, "(AutoModelForCausalLM): the library has none of type qwen3_vl; "),
-    ({"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1]}, " at `has_rope = self.no_rope_layers["),
     ({"model_type": "dots3_note"}, " a tiny Dots3NoteConfig: "),
     (
         LLAMA | {"architectures": ["LlamaForSequenceClassification"]},
         "no task trains a LlamaForSequenceClassification (architectures); name a folder of a LlamaForCausalLM, or "
         "remove the key to have that proven",
-    ),
-    *(
-        ({key: value for key, value in LLAMA.items() if key != meant} | {wrong: value}, f"{wrong} has no effect in ")
-        for wrong, meant, value in (
-            ("intermedate_size", "intermediate_size", 48),
-            ("rope_scalling", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
-        )
     ),
     (LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_thetta": 5e5}}, "did you mean rope_theta?"),
     ({"model_type": "gemma3", "text_config": {"num_hiden_layers": 2}}, "; did you mean num_hidden_layers? Write that,"),
@@ -287,8 +259,6 @@ def test_a_config_that_describes_no_model_is_one_sentence(tmp_path, monkeypatch,
     ("kind", "keys", "words"),
     [
         ("olmo3", {"num_key_value_heads": 3}, "(4) must match the size of tensor b (3)"),
-        ("solar_open", {"n_group": 3}, "shape '[-1, 3, 1]' is invalid for input of size "),
-        ("resnet", {}, None),
         ("longcat_flash", {}, None),  # which fake tensors do not run through
     ],
 )
@@ -324,20 +294,6 @@ def test_a_size_of_pictures_is_a_key_of_models_that_have_one(tmp_path):
     _transformers.check("classification", str(tmp_path / "hiera"), {"classes": 5, "image_size": 224})  # a list
     with pytest.raises(UserError, match="CLIPConfig takes no key image_size"):  # its parts have
         _transformers.check("classification", str(tmp_path / "clip"), {"classes": 5, "image_size": 32})
-
-
-def test_sizes_that_nobody_foresaw_are_one_sentence(tmp_path, monkeypatch):
-    def fails(*_):
-        raise IndexError("tuple index out of range")
-
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    monkeypatch.setattr(tiny_config, "write", fails)
-    monkeypatch.setattr(sys, "argv", ["check-model", str(tmp_path)])
-    with pytest.raises(UserError, match=r"cannot be proven at tiny sizes \(IndexError: tuple index out of range\)"):
-        check_model.main()
-    (proof,) = of_workload.check(tiny_run(tmp_path, "single"), ["fsdp"], tmp_path / "proofs.json")
-    assert proof.verdict == "failed"
-    assert proof.reason.endswith("tiny model that trains: tuple index out of range")
 
 
 @pytest.mark.parametrize(("task", "kept"), [("language_modelling", ""), ("instruction_tuning", "{}")])
@@ -397,15 +353,11 @@ def test_a_strategy_that_cannot_be_proven_is_said_first(monkeypatch, name):
 
 
 PUBLISHED = [
-    {"model_type": "gemma", "hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"},
     {"model_type": "gemma2", "sliding_window": 4096, "sliding_window_size": 4096, "cache_implementation": "hybrid"},
     {"model_type": "gemma3_text", "sliding_window_pattern": 6, "sliding_window": 512, "rope_local_base_freq": 1e4},
-    {"model_type": "opt", "activation_dropout": 0.0, "attention_dropout": 0.0, "prefix": "</s>"},
     {"model_type": "gpt_neox", "attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0},
     {"model_type": "gpt_oss", "experts_per_token": 4, "num_experts_per_tok": 4, "initial_context_length": 4096},
-    {"model_type": "mamba2", "time_step_scale": 1.0, "time_step_max": 0.1, "rms_norm": True},
     {"model_type": "bart", "classif_dropout": 0.1, "classifier_dropout": 0.0, "normalize_embedding": True},
-    {"model_type": "glm_moe_dsa", "index_topk_freq": 4, "index_skip_topk_offset": 3},
 ]
 """Keys without effect of published files, with those next to them that have one."""
 
@@ -422,7 +374,6 @@ def test_keys_of_published_files_are_taken_also_as_the_library_writes_them(tmp_p
 @pytest.mark.parametrize(
     ("keys", "unread"),
     [
-        ({"model_type": "modernbert-decoder", "local_attention": 64}, []),
         ({"model_type": "modernbert-decoder", "local_attention": 64, "sliding_window": 32}, ["local_attention"]),
         ({"model_type": "gemma3n_text", "num_kv_shared_layers": 10}, []),  # which a property reads
         (
@@ -434,24 +385,9 @@ def test_keys_of_published_files_are_taken_also_as_the_library_writes_them(tmp_p
             ["sliding_window", "rope_scaling.spiral"],
         ),
         ({"model_type": "t5gemma", "encoder": {"sliding_window": 16, "sliding_windw": 8}}, ["encoder.sliding_windw"]),
-        ({"model_type": "qwen3_moe", "head_dim": 64, "mlp_only_layers": []}, []),  # head_dim is no field
     ],
 )
 def test_keys_that_nothing_reads_are_found(tmp_path, keys, unread):
     (tmp_path / "config.json").write_text(json.dumps(keys))
     task = "summarization" if "encoder" in keys else "language_modelling"
     assert _transformers.unread(task, str(tmp_path), {}) == unread
-
-
-def test_what_the_library_writes_has_no_misspelled_key():
-    # A key of published files without effect; another one, of another type, is spelled like it.
-    found = {"of Bart": [*_transformers._misspelled(CONFIG_MAPPING["bart"](), {"extra_pos_embeddings": 2})]}
-    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        try:
-            config = CONFIG_MAPPING[kind]()
-        except Exception:  # the defaults of its class are no configuration
-            continue
-        for written in (config.to_dict(), config.to_diff_dict()):
-            found[kind] = [*found.get(kind, []), *_transformers._misspelled(config, written)]
-    assert len(found) > 100
-    assert not any(found.values())

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import time
 from threading import Thread
@@ -16,14 +15,11 @@ from helpers.common import save_initial, tiny_run
 from shardlab.errors import Unsupported, UserError
 from shardlab.records import metrics
 from shardlab.records.script_lines import Lines
-from shardlab.runs import commands, run_status, script_place, script_rank
+from shardlab.runs import run_status, script_place, script_rank
 from shardlab.runs.attempts import AttemptLog
-from shardlab.runs.stages import Scope
-from shardlab.settings import load, resolve, scripts, variants
-from shardlab.settings.mesh import AXES
+from shardlab.settings import load, resolve, scripts
 from shardlab.settings.types import Strategy
 from shardlab.train import script_report
-from shardlab.train.evaluation import loss_of
 
 STEPS = 4
 
@@ -44,13 +40,10 @@ def read_all(path, text, earlier=0):
     ("text", "words"),
     [
         ("step 0: 1.0\n", "line 1 of .* is not a JSON object: 'step 0: 1.0'"),
-        ('{"step": "0", "loss": 1.0}\n', "has no `step`"),
         ('{"step": 0, "loss": "1.0"}\n', r"line 1 of .* \(step 0\) has no number `loss`"),
         (line(0) + line(1, float("nan")), r"line 2 of .* \(step 1\) has the loss nan"),
-        (line(0, grad_norm=float("inf")), "has the grad_norm inf"),
         (line(1), "line 1 of .* is of step 1, but the first line of this attempt must be of step 0"),
         (line(0) + line(2), "line 2 of .* is of step 2, but step 1 comes next: step 1 is missing"),
-        (line(0) + line(0), "is of step 0, but step 1 comes next: a step is twice or out of order"),
         ("".join(map(line, range(STEPS + 1))), "line 5 of .* is of step 4, but this training has 4 steps, 0 to 3"),
         (line(0) + line(1), "ends after step 1, but this training has 4 steps"),
         ("", "has no line, but this training has 4 steps"),
@@ -83,11 +76,6 @@ def test_a_line_is_taken_once_it_is_whole_and_once(tmp_path):
     assert lines.new() == []
     path.write_text(line(0) + line(1))
     assert [each.step for each in lines.new()] == [1]
-    # Written anew as a whole.
-    new = tmp_path / "new"
-    new.write_text(line(0) + line(1) + line(2))
-    new.replace(path)
-    assert [each.step for each in lines.new()] == [2]
     path.write_text(line(0, 5))
     with pytest.raises(UserError, match="no longer has the lines that it had"):
         lines.new()
@@ -110,34 +98,18 @@ def trained(tmp_path_factory):
             lambda weights: weights.update({"hidden.weight": weights["hidden.weight"].T.contiguous()}),
             r"hidden.weight is F32 \(6, 4\) in .*, but must be F32 \(4, 6\)",
         ),
-        (
-            lambda weights: weights.update({"output.bias": weights["output.bias"].double()}),
-            r"output.bias is F64 \(2,\) in .*, but must be F32 \(2,\)",
-        ),
         (lambda weights: weights["output.bias"].fill_(float("nan")), "output.bias has values in .* not finite"),
         (None, "mine.py ended with status 0 without .*model.safetensors"),
-        (b"", "is damaged"),
     ],
 )
 def test_weights_that_break_the_contract_are_named(trained, tmp_path, change, words):
     weights, path = load_file(trained[1]), tmp_path / "model.safetensors"
     script_report.check_weights(trained[1], trained[1], "mine.py")
-    if callable(change):
+    if change:
         change(weights)
         save_file(weights, path)
-    elif change is not None:
-        path.write_bytes(change)
     with pytest.raises(UserError, match=words):
         script_report.check_weights(path, trained[1], "mine.py")
-
-
-def test_the_validation_loss_of_weights_is_that_of_the_training(trained, tiny_data, tmp_path):
-    from shardlab.train import loop
-
-    run, initial = trained
-    loop.train(run, tiny_data / "mlp", initial, tmp_path, {})
-    recorded = [each["loss"] for each in metrics.read(tmp_path / metrics.NAME) if each["kind"] == "validation"][-1]
-    assert loss_of(run, tiny_data / "mlp", tmp_path / "model.safetensors", "validation") == pytest.approx(recorded)
 
 
 # The process
@@ -196,7 +168,6 @@ def test_a_script_is_recorded_and_measured(supervised, tmp_path):
     [
         ("raise ValueError('this is wrong')", r"mine.py failed: ValueError: this is wrong"),
         ("import os; os.kill(os.getpid(), 9)", r"mine.py was killed by signal 9 \(Killed\)"),
-        ("write(0, 1)", "ends after step 1, but"),
         ("write(0, loss=float('nan')); time.sleep(60)", "has the loss nan"),
     ],
 )
@@ -278,10 +249,8 @@ def test_an_attempt_keeps_the_steps_that_it_does_not_take_again(supervised, tmp_
 
 def test_of_an_attempt_only_checkpoints_remain_for_the_next(tmp_path):
     output = tmp_path / script_place.OUTPUT
-    (output / "checkpoints").mkdir(parents=True)
-    (output / "checkpoints/last.pt").touch()
-    (output / "dumps").mkdir()
-    for name in ("model.safetensors", "metrics.jsonl", "dumps/1"):
+    for name in ("model.safetensors", "metrics.jsonl", "dumps/1", "checkpoints/last.pt"):
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
         (output / name).touch()
     script_place.write_measured(tmp_path, 0, {})
     script_place.clear(tmp_path)
@@ -298,14 +267,12 @@ def resolved(name="mine", site="local", recipe=None, **keys):
 
 
 OWN = "tests/helpers/own/train.py"
-NO_STRATEGY = {key for key, found in variants.keys().items() if not found.varies_strategy}
 
 
 @pytest.mark.parametrize(
     ("keys", "error", "words"),
     [
         ({"script": "../mine.py"}, UserError, r"script ../mine.py is outside of the project"),
-        ({"script": "tests"}, UserError, r"script tests is not a file"),
         ({"script": "README.md"}, UserError, r"script README.md is not executable; run: chmod \+x README.md"),
         ({"script": OWN, "engine": "deepspeed"}, UserError, "only this project's own training reads engine"),
         ({"launcher": "srun", "dp_replicate": -1}, UserError, "launcher starts the ranks of a script"),
@@ -327,25 +294,6 @@ def test_degrees_are_the_number_of_ranks_and_nothing_more():
     one = resolved(script=OWN)
     assert (one.world_size, one.needs_torchrun) == (1, False)
     assert one.recipe == resolved(script=OWN, recipe={"activation_checkpointing": "auto"}).recipe
-
-
-def test_a_sweep_varies_a_script_s_ranks_and_no_options_of_engines():
-    script = Strategy(script=OWN, tp=-1)
-    taken = {key for key in sorted(variants.keys()) if key not in NO_STRATEGY and variants.takes(script, key)}
-    assert taken == {"nodes", "ranks_per_node", *AXES}
-    assert not any(variants.takes(Strategy(script=OWN), key) for key in taken)
-
-
-def test_srun_starts_a_task_per_rank_without_torchrun():
-    run = resolved(script=OWN, site="engaging", launcher="srun", tp=-1, min_ranks=4)
-    run = run.model_copy(update={"nodes": 2})
-    lines = commands.lines(run, ["program"], "image.sif", Scope.RANKS)
-    assert "torchrun" not in lines
-    assert "srun --nodes=2 --ntasks=8 --ntasks-per-node=4" in lines
-    assert re.search(r'^export MASTER_ADDR="\$\(hostname.*"$', lines, re.MULTILINE)
-    assert re.search(r'^export MASTER_PORT="\$\(\(\d+ \+ SLURM_JOB_ID % \d+\)\)"$', lines, re.MULTILINE)
-    # What checks it afterwards is one process.
-    assert "srun --nodes=1 --ntasks=1 --ntasks-per-node=1" in commands.lines(run, [], "image.sif", Scope.ONE)
 
 
 def test_status_says_what_becomes_of_a_script_s_checkpoints(tmp_path):
@@ -411,11 +359,6 @@ def test_a_script_in_another_language_is_what_it_names(mine, tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results/old.json").touch()
     assert list(mine("mine/train.sh")) == ["mine/train.py", "mine/train.sh"]
-
-
-def test_a_file_that_is_not_python_is_named(mine):
-    with pytest.raises(UserError, match=r"mine/train.py is not Python"):
-        mine(train="def f(:\n")
 
 
 def test_the_process_of_a_script_ends_with_its_rank(tiny_data, tmp_path):
