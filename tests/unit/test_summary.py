@@ -90,7 +90,6 @@ UNEQUAL = [
     # Weights have a tolerance of their own; that of those that have to be equal is 0, in any precision.
     ({"ddp": 2.0, "weights": {"ddp": (1.01e-3, 1e-3)}}, "head.bias 1.0e-03, tolerance 1.0e-03"),
     ({"ddp": 2.5, "first": {"ddp": 0.5}, "weights": {"ddp": (1e-12, 0.0)}}, "head.bias 1.0e-12, tolerance 0.0e+00"),
-    ({"ddp": 2.0, "dtype": "bf16", "weights": {"ddp": (1e-12, 0.0)}}, "head.bias 1.0e-12, tolerance 0.0e+00"),
     # The twins' losses are apart, and the weights still tell; the losses come first.
     ({"ddp": 2.004, "noise_floor": 1e-3, "weights": {"ddp": (1e-2, 1e-3)}}, "2.0e-03, twins 1.0e-03"),
     # One token that another expert gets moves the weights by any amount, but not those that have to be equal.
@@ -116,7 +115,6 @@ SENTENCES = [
     ({"single": 2.0}, True, "All runs are finished, and none but single, with which others are compared."),
     ({"ddp": 2.1, "single": 2.0, "fsdp": None}, False, "1 not equal to single: ddp x mlp (5.0e-02); 1 not finished: "),
     ({"single": None, "ddp": 2.0}, False, "Of 2 runs, 1 without a finished single to compare with: ddp x mlp; 1 not "),
-    ({f"s{number}": None for number in range(2000)}, False, ", s4 x mlp (missing) and 1,995 more."),
     # The twins move by 1e-3, so 2e-3 may be rounding, and float64 tells.
     ({"single": 2.0, "ddp": 2.004, "noise_floor": 1e-3}, True, f"{ROUNDING}x mlp (2.0e-03, twins 1.0e-03)."),
     (
@@ -134,11 +132,6 @@ SENTENCES = [
     # What was compared: without twins nothing says what is rounding in weights, and the sentence does not claim it.
     ({"single": 2.0, "ddp": 2.0, "weights": {"ddp": (1.0,)}}, True, "first steps, validation loss and test loss."),
     ({"single": 2.0, "ddp": 2.0, "averages": {"ddp": 4.0, "single": 4.0}}, True, "test loss of the averaged weights."),
-    (
-        {"single": 2.0, "ddp": 2.0, "fsdp": 2.0, "weights": {"ddp": (1e-3, 1e-3), "fsdp": (0.0, 0.0)}},
-        True,
-        "loss and weights.",
-    ),
     ({"single": 2.0, "ddp": 2.0, "fsdp": 2.0, "weights": {"ddp": (1e-6, 1e-3)}}, True, "loss and weights (1 of 2)."),
 ]
 
@@ -148,13 +141,6 @@ def test_the_verdict_is_one_sentence(values, good, words):
     found, sentence = verdict(table(**values))
     assert found is good
     assert words in sentence
-
-
-def test_a_tolerance_can_be_asked_for():
-    assert verdict(table(single=2.0, ddp=2.0000001, tolerance=0))[0] is False
-    assert verdict(table(single=2.0, ddp=2.0, tolerance=0))[0] is True
-    low = table(single=2.0, ddp=2.02, tolerance=1e-6, dtype="bf16")
-    assert low.equality.tolist() == ["equal", "reported"], "low precision has none that could be replaced"
 
 
 @pytest.mark.parametrize(("sign", "single"), [(1, 0.3), (-1, -20.0)])
@@ -259,14 +245,9 @@ def test_weights_are_judged_by_the_twins_of_the_same_weight(tmp_path):
     assert judge(summary.collect([single, ddp], tmp_path, 2)).weights_rel_diff.isna().all()
 
 
-def test_what_is_not_equal_is_marked_in_both_matrices(tmp_path):
+def test_what_is_not_equal_is_marked_in_the_matrix():
     config = load.config({"strategies": ["single", "ddp", "fsdp", "tp"], "workloads": ["mlp"]})
     found = table(single=2.0, ddp=2.0, fsdp=2.5, tp=2.004, noise_floor=1e-3)
-    lines = [line.split() for line in summary_markdown.screen(found, config, tmp_path).splitlines()]
-    cells = {line[0]: line[1:] for line in lines if line}
-    assert cells["single"] == ["2.0000"]
-    assert cells["ddp"] == ["0"]
-    assert [cells["fsdp"], cells["tp"]] == [["2e-01", "unequal"], ["2e-03", "rounding"]]
     text = summary_markdown.markdown(found, config, {})
     assert text.splitlines()[2] == f"**{verdict(found)[1]}**"
     for name, cell in (("ddp", "0"), ("fsdp", "2e-01 unequal"), ("tp", "2e-03 rounding")):
@@ -380,11 +361,6 @@ def test_flipped_choices_of_experts_are_in_the_table_and_next_to_the_verdict(tmp
     assert flips(table) == sentence
     lines = summary_markdown.markdown(table, load.config({"site": "test"}), {}).splitlines()
     assert lines[4] == sentence
-    assert "flips" in summary_markdown.figures(table)
-    finished(tmp_path, single)
-    without = judge(summary.collect([single, ddp, fsdp], tmp_path, 2))
-    assert without.expert_choices.isna().all()
-    assert "flips" not in summary_markdown.figures(without)
 
 
 @pytest.mark.parametrize(
@@ -393,10 +369,8 @@ def test_flipped_choices_of_experts_are_in_the_table_and_next_to_the_verdict(tmp
         ([{}, {"loss": 0.5}], 0.0, None),
         ([{"grad_norm": 0.0}, {"grad_norm": 0.0, "loss": 0.5}], 1.0, "its gradient norm is always 0"),
         ([{}, {}], 1.0, "its loss never changes"),
-        ([{}, {"loss": None, "grad_norm": None}, {"loss": 0.5}], 0.0, None),
         ([{}, {"grad_norm": 9.0, "loss": 0.5}], 0.0, None),
         ([{"loss": 1.25}, {"loss": 0.5}], 0.25, None),
-        ([{}], 0.0, None),
     ],
 )
 def test_first_steps_and_runs_that_learn_nothing(tmp_path, changed, first, reason):
