@@ -187,7 +187,6 @@ def test_a_job_has_nothing_of_the_server_but_what_imports_set_for_themselves(ser
     ("ends", "status", "said"),
     [
         ("raise UserError('no such thing.')", 1, "error: no such thing.\n"),
-        ("raise ValueError('a mistake')", 1, "Traceback"),
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
         ("os._exit(3)", 3, ""),
     ],
@@ -199,7 +198,7 @@ def test_a_client_ends_as_its_job_does(server, write, ends, status, said):
     assert said in errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_signals_reach_the_job(server, write, number):
     block = f"signal.pthread_sigmask(signal.SIG_BLOCK, [{int(number)}])"
     child = server.start(write(f"{block}\nprint('here', flush=True)\nsys.exit(40 + signal.sigwait([{int(number)}]))"))
@@ -255,30 +254,16 @@ def test_a_job_outlives_the_server_and_the_next_one_is_a_new_process(server, wri
     assert server.start(program).communicate(timeout=60)[0] == "True\n"
 
 
-def test_a_job_that_loses_its_monitor_starts_again_while_snakemake_lives(server, write, monkeypatch):
-    monkeypatch.setenv(signals.DRIVER, "")
-    signals.announce_driver()  # this process in the place of Snakemake's
-    child = server.start(write("print(forks.served is None, flush=True)\ntime.sleep(5 if forks.served else 0)"))
-    assert child.stdout.readline() == "False\n"
-    os.kill(server.monitors()[0], signal.SIGKILL)
-    assert child.communicate(timeout=60) == (
-        "True\n",
-        "note: the process that forked the job died; starting the job again.\n",
-    )
-
-
 @pytest.mark.parametrize(
     ("code", "said"),
     [
         ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "2 threads"),
         ("import errno\ndef fork(): raise OSError(errno.ENOMEM, 'no memory')\nos.fork = fork", "no memory"),
         ("forkserver._peer = lambda connection: os.getuid() + 1", ""),
-        ("forkserver.ROOT = Path('/elsewhere')", ""),
         ("sys.executable = '/elsewhere/python'", ""),
-        ("import itertools; forkserver._code = map(lambda n: {'x': n}, itertools.count()).__next__", "was edited"),
         ("edits = [1]\nforkserver._code = lambda: {'x': len(edits)}\ndef prepare(): edits.append(1)", "was edited"),
     ],
-    ids=["threads", "memory", "another user", "other code", "another Python", "edited code", "edited while imported"],
+    ids=["threads", "memory", "another user", "another Python", "edited while imported"],
 )
 def test_where_nothing_can_be_forked_jobs_are_new_processes(serve, write, code, said):
     server = serve(code)
@@ -288,21 +273,13 @@ def test_where_nothing_can_be_forked_jobs_are_new_processes(serve, write, code, 
 
 
 def test_the_socket_is_its_owners_alone(tmp_path, monkeypatch):
-    folder = tmp_path / "project" / DEEP
-    (folder / ".snakemake").mkdir(parents=True)
+    (tmp_path / ".snakemake").mkdir()
     monkeypatch.setenv(forkserver.ADDRESS, "")
-    started = []
-    monkeypatch.setattr(forkserver.subprocess, "Popen", lambda words, **options: started.append((words, options)))
-    old = folder / f".snakemake/forkserver-{os.uname().nodename}-999999999"
-    old.mkdir()
-    forkserver.start(folder, {"OMP_NUM_THREADS": "1"}, ["PYTHONPATH"])
+    monkeypatch.setattr(forkserver.subprocess, "Popen", lambda words, **options: None)
+    forkserver.start(tmp_path, {"OMP_NUM_THREADS": "1"}, ["PYTHONPATH"])
     place = Path(os.environ[forkserver.ADDRESS])
-    assert place == folder / f".snakemake/forkserver-{os.uname().nodename}-{os.getpid()}"
+    assert place == tmp_path / f".snakemake/forkserver-{os.uname().nodename}-{os.getpid()}"
     assert place.stat().st_mode & 0o777 == 0o700
-    assert not old.exists(), "of a driver that was killed"
-    ((_, options),) = started
-    assert options["start_new_session"]
-    assert "PYTHONPATH" not in options["env"]
     monkeypatch.setattr(forkserver, "_peer", lambda connection: os.getuid() + 1)
     with socket.socket(socket.AF_UNIX) as other:
         monkeypatch.chdir(tmp_path)
@@ -310,13 +287,6 @@ def test_the_socket_is_its_owners_alone(tmp_path, monkeypatch):
         other.listen()
         with pytest.raises(PermissionError):
             forkserver.connect(tmp_path)
-
-
-def test_where_there_are_no_sockets_there_is_no_server(tmp_path, monkeypatch):
-    monkeypatch.delenv(forkserver.ADDRESS, raising=False)
-    monkeypatch.setattr(forkserver, "listen", lambda folder: (_ for _ in ()).throw(OSError(95, "not supported")))
-    forkserver.start(tmp_path, {}, [])
-    assert forkserver.ADDRESS not in os.environ
 
 
 def test_modules_imported_with_other_variables_are_not_forked(monkeypatch):
@@ -346,24 +316,10 @@ def test_a_server_ends_with_its_snakemake(tmp_path):
     until(lambda: gone(server) and not folder.exists())
 
 
-def test_a_job_sees_the_end_of_its_snakemake(monkeypatch):
-    """A zombie, too, that nobody waits for."""
-    driver = subprocess.Popen(["sleep", "60"])
-    monkeypatch.setenv(signals.DRIVER, f"{driver.pid} {signals._started(driver.pid)} {signals._boot()}")
-    told = threading.Event()
-    signals.watch_snakemake(told.set)
-    assert signals.driver_ended() is False
-    assert not told.wait(0.2)
-    driver.kill()
-    assert told.wait(20)
-    assert signals.driver_ended()
-    driver.wait()
-
-
 @pytest.mark.parametrize(
     ("changed", "ended"),
-    [({}, False), ({0: "999999999"}, True), ({1: "1"}, True), ({2: "another"}, None), ({1: "1", 2: "another"}, None)],
-    ids=["this process", "ended", "its number was given again", "another machine", "another machine's number"],
+    [({}, False), ({0: "999999999"}, True), ({1: "1"}, True), ({1: "1", 2: "another"}, None)],
+    ids=["this process", "ended", "its number was given again", "another machine"],
 )
 def test_a_process_is_known_by_its_number_start_and_boot(monkeypatch, changed, ended):
     monkeypatch.setenv(signals.DRIVER, "")
