@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,29 +14,23 @@ from shardlab.data import pairs, store
 from shardlab.data.encoders import encode
 from shardlab.errors import Unsupported, UserError
 from shardlab.runtime import tasks
-from shardlab.settings import code_fingerprint, deepspeed, load, model_and_data, resolve
+from shardlab.settings import code_fingerprint, load, model_and_data, resolve
 from shardlab.settings.types import read_run
 from shardlab.train import evaluation
 
 MNIST = {"workloads": ["mnist"], "strategies": ["ddp"]}
 CONFIGURATIONS = [
     ({"recipe": {"optimizer": {"learning_rate": float("inf")}}}, ["learning_rate", "finite number"]),
-    ({"recipe": {"optimizer": {"learning_rate": 1e30}}}, ["learning_rate", "less than or equal to 1000000"]),
     ({"recipe": {"optimizer": {"name": "adam", "betas": [0.9, 1.0]}}}, ["betas.1", "less than 1"]),
-    ({"seed": True}, ["seed", "valid integer"]),
     ({"workloads": "mlp"}, ["workloads", "write a list: [mlp]"]),
     ({"workloads": ["mlp", "mlp"]}, ["workloads", "mlp appears twice"]),
-    ({"noise_floor_runs": True}, ["`noise_floor_runs` is True", "write a number"]),
     ({"recipe": {"optimizer": {"name": "adam", "betas": [0.9, False]}}}, ["`optimizer.betas.1` is False"]),
     ({"recipe": {"optimizer": {"momentum": 0.9}}}, ["config: recipe: `optimizer`: adamw takes no momentum"]),
     ({"sweep": {"tp": [2]}, "strategies": ["single", "zero1"]}, ["sweep: tp has no effect on single, zero1"]),
     ({"recipe": 3}, ["recipe", "write keys and values"]),
-    (["mlp"], ["keys and values"]),
     ({"workload": ["mlp"]}, ["`workload`", "did you mean `workloads`"]),
     ({"workloads": ["lama2"]}, ["lama2", "did you mean llama2"]),
     ({"site": "locl"}, ["locl", "did you mean local"]),
-    ({"size": "large"}, ["large", "small, source"]),
-    ({"seed": -1}, ["`seed`", "-1"]),
     ({"nodes": 2}, ["2 nodes are requested, but a run at site local can have at most 1"]),
     ({"nodes": 2, "site_settings": {"nodes_max": 4}}, ["site local has no `srun:`"]),
     ({"recipe": {"optimizer": {"name": "sgd", "nesterov": True}}}, ["`optimizer`", "nesterov needs momentum"]),
@@ -45,40 +38,26 @@ CONFIGURATIONS = [
         {"recipe": {"groups": {"head": {"decay": 0.1}}}},
         ["unknown key `groups.head.decay`", "known keys: learning_rate_factor"],
     ),
-    ({"recipe": {"lr_schedule": {"name": "cosin"}}}, ["`lr_schedule.name`", "did you mean cosine"]),
-    ({"recipe": {"global_batch_size": 1}}, ["global_batch_size 1", "lower nodes or ranks_per_node", "2 or more"]),
 ]
 SWEEPS = [
     ({"lerning_rate": [1]}, "there is no key 'lerning_rate'; did you mean learning_rate?"),
-    ({"name": ["adam"]}, "there is no key 'name'; known: lr_schedule.name, optimizer.name"),
     ([], "the list is empty"),
     ({"seed": {"first": 1, "last": 2000}}, "2,000 variants of 1 strategies and 1 workloads are 2,000 runs, more than"),
-    ({"seed": {"first": 1, "last": 1e12}}, "more than 100,000 values"),
-    ({"seed": {"last": 2}}, "config: sweep: seed: the key `first` is missing"),
     ({"seed": {"first": 3, "last": 2}}, "config: sweep: seed: last is below first"),
     ({"recipe": {"optimizer": {"learning_rate": [1]}}}, "write recipe.optimizer.learning_rate: [...]"),
-    ({"recipe.optimizer": [1]}, "write recipe.optimizer.name: [...]"),
-    ({"learning_rate": [True]}, "learning_rate cannot be True: write a number"),
-    ({"learning_rate": {"first": 0, "last": 2, "count": 3, "scale": "log"}}, "a first above 0"),
     ({"learning_rate": [-1]}, "learning_rate cannot be -1: input should be greater than 0"),
     ({"learning_rate": [0.1, "1e-1"]}, "a value appears twice"),
     ({"learning_rate": [1], "recipe.optimizer.learning_rate": [2]}, "learning_rate appears twice"),
     ({"compile_backend": ["a/b"]}, "becomes part of a file name"),
-    ({"size": ["huge"]}, "there is no size 'huge'"),
     ({"tp": [3]}, "no variant is possible"),
 ]
 STRATEGIES = [
     ({"dp_shard": 3}, {}, UserError, ["do not divide the world of 2 ranks", "multiple of 3"]),
-    ({"dp_replicate": 1}, {}, UserError, ["do not divide the world"]),
     ({"dp_shard": -1, "dp_replicate": -1}, {}, UserError, ["only one degree can be -1"]),
     ({"dp_replicate": 1, "tp": 2}, {}, UserError, ["needs dp_shard", "dp_shard: 1"]),
     ({"dp_shard": 0}, {}, UserError, ["a degree must be at least 1"]),
-    ({"dp_shard": -1, "tp": 4, "min_ranks": 6}, {}, UserError, ["do not divide the world of 6"]),
     ({"dp_shard": -1, "tp": 8, "min_ranks": 8}, {}, UserError, ["tp 8 does not divide heads 4", "tp can be 1, 2."]),
     ({"cpu_offload": True, "dp_replicate": -1}, {}, UserError, ["cpu_offload needs dp_shard or cp; add it, or remove"]),
-    ({"sequence_parallel": True, "dp_shard": -1}, {}, UserError, ["sequence_parallel needs tp"]),
-    ({"context": "ring", "dp_replicate": -1}, {}, UserError, ["context needs cp"]),
-    ({"n_microbatches": 2, "single_process": "mp"}, {}, UserError, ["n_microbatches needs pp"]),
     ({"engine": "deepspeed", "config": "config/deepspeed/zero9.json"}, {}, UserError, ["zero9.json", "zero1.json"]),
     ({"pp": 2, "n_microbatches": 1}, {}, UserError, ["1F1B needs at least 2 microbatches; n_microbatches is 1"]),
     (
@@ -95,20 +74,9 @@ STRATEGIES = [
         UserError,
         ["single_process runs on one rank and takes no degrees; remove tp"],
     ),
-    (
-        {"cp": 3},
-        {"ranks_per_node": 3},
-        Unsupported,
-        ["sequence_length 64", "into 6 pieces, 2 for each", "multiple of 6"],
-    ),
-    (
-        {"cp": 8, "context": "ulysses"},
-        {"ranks_per_node": 8},
-        Unsupported,
-        ["heads 4", "can be 1, 2, 4", "gather or ring"],
-    ),
+    ({"cp": 3}, {"ranks_per_node": 3}, Unsupported, ["sequence_length 64", "into 6 pieces, 2 for each"]),
+    ({"cp": 8, "context": "ulysses"}, {"ranks_per_node": 8}, Unsupported, ["heads 4", "can be 1, 2, 4"]),
     ({"dp_replicate": -1, "ep": 2}, {}, UserError, ["ep also needs dp_shard; add dp_shard: 1"]),
-    ({"dp_shard": -1, "ep": 2}, {}, Unsupported, ["llama2 has no experts for ep to split", "under `experts:`"]),
     ({"single_process": "dp"}, {"recipe": {"compile": "blocks"}}, Unsupported, ["use ddp"]),
     ({"dp_shard": -1}, {"recipe": {"precision": "fp16"}}, Unsupported, ["set recipe.precision to bf16"]),
     (
@@ -121,12 +89,10 @@ STRATEGIES = [
         (degrees, {"workloads": ["moe"], "ranks_per_node": ranks}, Unsupported, [words])
         for degrees, ranks, words in (
             ({"dp_shard": -1, "tp": 2, "ep": 4}, 4, "ep 4 does not divide the 2 data-parallel ranks"),
-            ({"dp_shard": -1, "ep": 2}, 3, "the 3 data-parallel ranks (3 with different shards); ep can be 1, 3."),
             ({"dp_shard": -1, "ep": -1}, 3, "ep 3 does not divide experts 8 of workload moe; ep can be 1, 2, 4, 8."),
             ({"dp_shard": -1, "ep": 2}, 6, "and the 3 ranks with the same ones divide neither their number nor hidden"),
         )
     ),
-    ({"find_unused_parameters": True}, {}, UserError, ["find_unused_parameters needs dp_replicate"]),
     (
         {"find_unused_parameters": True, "dp_shard": -1, "tp": 2},
         {},
@@ -197,15 +163,11 @@ def run_of(workload, strategy="single", **values):
     [
         ("task: regression", "task: regression\ntask: regression", ["mlp.yaml", "`task` is duplicated", "line 7"]),
         ("rows: 1024", "rows: 01024", ["mlp.yaml", "01024", "begins with 0; write 1024"]),
-        ("rows: 1024", "rows: 17:04", ["mlp.yaml", "17:04 in line", "is read with base 60; write one number"]),
         ("tensor_sizes: [hidden]", "tensor_sizes: [hiden]", ["mlp.yaml", "tensor_sizes: hiden", "hidden"]),
-        ("segments: [2]", "segments: [layers]", ["mlp.yaml", "segments: layers", "hidden"]),
         ("  embedded:\n", "  hub:\n", ["config: data is embedded", "only hub"]),
-        ("sizes:\n", "tensor_size:\n", ["mlp.yaml", "`sizes` is missing"]),
         ("task: regression", "taks: regression", ["mlp.yaml", "unknown key `taks`; did you mean `task`?"]),
         ("sizes:\n", "sizes:\n  1: {}\n", ["mlp.yaml", "the key 1 in line", "put it in quotes: '1'"]),
         ("model: mlp", "model: [", ["mlp.yaml is not YAML"]),
-        ("model: mlp", "model: \xe9", ["mlp.yaml is not UTF-8"]),
     ],
 )
 def test_a_workload_s_file(config, old, new, words):
@@ -242,7 +204,6 @@ def test_names_that_do_not_fit_in_those_of_files(config):
 
 UNSELECTED = {
     "half": "model: [",
-    "hub_alone": ("embedded:", "hub:"),
     "folder": ("model: mlp", "model: hf:./nowhere"),
     "no_size": ("small:", "huge:"),
 }
@@ -275,12 +236,6 @@ def test_a_model_s_folder_has_one_revision(config):
     assert "t5_other.yaml: another workload, or another size, has google-t5/t5-base at revision a97" in said
 
 
-def test_deepspeed_s_json(config, monkeypatch, tmp_path):
-    monkeypatch.setattr(deepspeed, "ROOT", tmp_path)
-    (tmp_path / "config/deepspeed/zero1.json").write_text("[1]")
-    assert "zero1.json is a list" in sentence(run_of, "mlp", "zero1")
-
-
 PICTURES = {"channels": 1, "image_size": 2, "classes": 2}
 
 
@@ -288,10 +243,8 @@ PICTURES = {"channels": 1, "image_size": 2, "classes": 2}
     ("task", "options", "sample", "words"),
     [
         ("regression", {"inputs": 2, "outputs": 1}, ([1.0, 2.0], 3.0), ["y has the shape ()", "promises (1,)"]),
-        ("regression", {"outputs": 1}, ([1.0], [3.0]), ["needs the key inputs", "shape"]),
         ("regression", {"inputs": 1, "outputs": 1}, ([float("nan")], [3.0]), ["x", "not finite"]),
         ("classification", PICTURES, ([1.0, 2.0], 0), ["an image"]),
-        ("classification", PICTURES, (np.zeros((1, 2, 2), np.uint8), -1), ["the label is -1"]),
         ("language_modelling", {"vocab_size": 300, "sequence_length": 4}, (3,), ["it has 3, of type int", "is a text"]),
         ("summarization", {"vocab_size": 300, "document_tokens": 9, "summary_tokens": 9}, ("a",), ["a document and"]),
     ],
@@ -300,7 +253,7 @@ def test_data_that_does_not_fit_its_task(tmp_path, task, options, sample, words)
     data = tiny_run("mlp").data.model_copy(update={"task": task, "options": options, "name": "mine"})
     splits = dict.fromkeys(("train", "validation", "test"), [sample] * 4)
     said = sentence(lambda: store.write(tmp_path, data, *encode(data, splits)))
-    assert said.startswith("data set mine: " if "key" in said else "data set mine, split train, row 0: ")
+    assert said.startswith("data set mine, split train, row 0: ")
     assert not list(tmp_path.glob("[!.]*"))
     assert all(word in said for word in words), said
 
@@ -309,7 +262,6 @@ def test_data_that_does_not_fit_its_task(tmp_path, task, options, sample, words)
     ("workload", "change", "words"),
     [
         ("mlp", {"tensor": {"hiden": "column"}}, ["tensor: no submodule", "hiden", "hidden"]),
-        ("mlp", {"blocks": ["layers.*"]}, ["blocks: no submodule", "layers.*"]),
         ("mnist", {"tensor": {"convolution1": "column"}}, ["convolution1", "Conv2d", "Linear"]),
         ("mlp", {"segments": 3}, ["segments", "says 3", "has 2"]),
     ],
@@ -325,12 +277,6 @@ def test_a_model_and_arguments_that_there_are_not():
     assert "did you mean llama" in sentence(models.create, "lama", {})
 
 
-def test_a_tokenizer_of_another_kind(tmp_path):
-    data = tiny_run("llama2").data.model_copy(update={"tokenizer": str(tmp_path), "name": "mine"})
-    (tmp_path / "tokenizer.json").write_text("{}")
-    assert "is not a tokenizer of the tokenizers library" in sentence(encode, data, {"train": [("a",)]})
-
-
 @pytest.mark.parametrize("change", [{"ranks_per_node": 3}, {"schema_version": 2}])
 def test_settings_of_another_version_or_whose_ranks_are_not_those_of_the_mesh(tmp_path, change):
     values = tiny_run("mlp", "ddp").model_dump(mode="json") | change
@@ -343,7 +289,6 @@ def test_settings_of_another_version_or_whose_ranks_are_not_those_of_the_mesh(tm
     [
         ([(1, 2)], "scripts/shardlab/data/pairs.py must return {split: samples}"),
         ({"train": [1]}, "split train, row 0: read(data, raw) in scripts/shardlab/data/pairs.py must return tuples"),
-        ({"train": iter([(1,)])}, "it returns train: a list_iterator."),
         ({"train": "text"}, "it returns train: a str."),
         ({"train": [(1,)], "test": [(1,)]}, "the split validation is empty"),
     ],

@@ -98,7 +98,6 @@ def test_deepspeed_json_may_not_say_what_the_recipe_says(strategy, tmp_path, mon
             "gradient_accumulation_steps 6 leaves micro-batches without samples, .* set it to 5 or less",
         ),
         ("single", "mlp", {"label_smoothing": 0.1}, "task regression of workload mlp has no classes"),
-        ("zero1", "llama2", {"dtype": "float64"}, "DeepSpeed does not support float64; set recipe.dtype to float32"),
         ("zero1", "llama2", {"dtype": "bfloat16"}, "zero1 cannot train in bfloat16: DeepSpeed keeps its optimizer in "),
         ("fsdp", "llama2", {"dtype": "bfloat16", "ema_decay": 0.9}, "ema_decay: in dtype bfloat16 rounding leaves"),
     ],
@@ -112,17 +111,6 @@ def test_recipes_that_runs_can_have():
     resolved("pp", recipe={"activation_checkpointing": "full"})
     resolved("ddp", "mlp", recipe={"global_batch_size": 18, "gradient_accumulation_steps": 6})
     assert resolved("fsdp", recipe={"dtype": "bfloat16"}).recipe.arithmetic == "bf16"
-
-
-def test_head_count_that_does_not_divide(monkeypatch):
-    good = load.workload("llama2")
-    small = good.sizes["small"]
-    bad = good.model_copy(
-        update={"sizes": {"small": small.model_copy(update={"model": small.model | {"kv_heads": 3}})}}
-    )
-    monkeypatch.setattr(load, "workload", lambda name: bad)
-    with pytest.raises(UserError, match="kv_heads 3 does not divide heads 4"):
-        resolve.run(load.config({"workloads": ["llama2"]}), "single", "llama2")
 
 
 def test_workloads_may_not_share_a_data_set_with_different_options(monkeypatch):
@@ -165,16 +153,9 @@ def test_every_file_of_the_configuration_is_valid_by_the_schema_that_it_names(tm
             jsonschema.validate(yaml.safe_load(path.read_text()), json.loads(schema.read_text()))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("model", "llamma"), ("task", "summarisation"), ("reader", "package_sourse")]
-)
+@pytest.mark.parametrize(("key", "value"), [("model", "llamma"), ("task", "summarisation")])
 def test_names_of_files_that_do_not_exist_are_said_before_anything_runs(monkeypatch, key, value):
-    workload = load.workload("llama2")
-    if key == "reader":
-        source = workload.data["embedded"].model_copy(update={"reader": value})
-        changed = workload.model_copy(update={"data": {"embedded": source}})
-    else:
-        changed = workload.model_copy(update={key: value})
+    changed = load.workload("llama2").model_copy(update={key: value})
     monkeypatch.setattr(load, "workload", lambda name: changed)
     with pytest.raises(UserError, match=f"there is no {key} '{value}'; did you mean"):
         resolved("single", "llama2")
@@ -185,10 +166,3 @@ def test_the_matrix_resolves_with_every_size_and_data(size, data):
     planned, _ = resolve.matrix(load.config({"size": size, "data": data}))
     assert len(planned) == 62
     assert {run.data.hub is not None for run in planned if run.workload != "mlp"} == {data == "hub"}
-
-
-def test_a_script_is_left_out_where_it_does_not_know_the_workload():
-    planned, left_out = resolve.matrix(load.config({"strategies": ["example_ddp"], "workloads": ["mlp", "vit"]}))
-    assert [(run.strategy, run.workload) for run in planned] == [("example_ddp", "mlp")]
-    assert left_out["example_ddp", "vit"].startswith("examples/ddp.py trains only llama2, mlp, mnist; teach it vit")
-    assert "example_ddp" not in load.config({"strategies": ["all"]}).strategies
