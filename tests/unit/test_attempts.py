@@ -18,7 +18,6 @@ from shardlab.runs import attempts, job, snakemake_lock
 from shardlab.runs.attempts import CALL, AttemptLog
 from shardlab.runs.run_status import next_action
 from shardlab.settings import run_identity
-from shardlab.settings.types import read_run
 from shardlab.train import checkpoint, loop
 
 RUN = tiny_run("mlp", checkpoint_interval_steps=2, ema_decay=0.9)
@@ -169,7 +168,7 @@ def test_a_request_is_for_its_own_settings(project):
     assert project.job() == [], "the settings are those of the finished run again"
 
 
-@pytest.mark.parametrize("name", ["train.json", "model.safetensors", "ema.safetensors"])
+@pytest.mark.parametrize("name", ["train.json", "ema.safetensors"])
 def test_files_that_were_changed_are_repaired_from_the_last_checkpoint(project, monkeypatch, capsys, name):
     path, weights = project.output / name, [project.output / f"{kind}.safetensors" for kind in ("model", "ema")]
     whole = [each.read_bytes() for each in weights]
@@ -193,45 +192,29 @@ def test_files_that_were_changed_are_repaired_from_the_last_checkpoint(project, 
     assert next_action(RUN, project.output) == "done"
 
 
-def test_a_damaged_run_json_is_written_again_and_trains_nothing(project):
-    path = project.output / "run.json"
-    path.write_text('{"strategy": ')
-    os.utime(path, (1, 1))
-    project.call()
-    assert read_run(path) == RUN
-    assert path.stat().st_mtime == 1, "what was made of it is not older"
-
-
-def test_an_error_of_a_rank_is_the_reason_whatever_was_requested_before(project, monkeypatch):
+@pytest.mark.parametrize(
+    ("stop_signal", "why"),
+    [("", r"SIGINT\): interrupted by the user"), ("SIGTERM", r"SIGTERM\): its job was cancelled")],
+)
+def test_an_error_of_a_rank_is_the_reason_whatever_was_requested_before(project, monkeypatch, stop_signal, why):
     """The last record of the metrics is that the attempt before it stopped: this one failed before its first step."""
     project.call(force=True)
 
-    def stops(_, log):
+    def ranks(_, log):
         log.parent.mkdir(exist_ok=True)
-        log.touch()
+        log.write_text("[rank1]:error: rank 1 failed: ValueError: Expected more.\n" if status == 1 else "")
         records = [{"kind": "attempt", "number": 1, "step": 0}, {"kind": "stopped", "step": 2, "why": "SIGINT"}]
         (project.output / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-        return 3
+        return status
 
-    def fails(_, log):
-        log.write_text("[rank1]:error: rank 1 failed: ValueError: Expected more than 1 value per channel.\n")
-        return 1
-
-    def child(run, stop_signal):
-        monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=run, stop_signal=stop_signal))
-
-    for stop_signal, why in (
-        ("", r"SIGINT\): interrupted by the user"),
-        ("SIGTERM", r"SIGTERM\): its job was cancelled"),
-    ):
-        child(stops, stop_signal)
-        with pytest.raises(job.Stopped, match=rf"stopped on request \({why}.*\. Steps saved: 0; the same command"):
-            project.train()
-    for stop_signal in ("", "SIGTERM"):
-        child(fails, stop_signal)
-        with pytest.raises(UserError, match=r"^rank 1 failed: ValueError: Expected more") as raised:
-            project.train()
-        assert not isinstance(raised.value, job.Stopped)
+    monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=ranks, stop_signal=stop_signal))
+    status = 3
+    with pytest.raises(job.Stopped, match=rf"stopped on request \({why}.*\. Steps saved: 0; the same command"):
+        project.train()
+    status = 1
+    with pytest.raises(UserError, match=r"^rank 1 failed: ValueError: Expected more") as raised:
+        project.train()
+    assert not isinstance(raised.value, job.Stopped)
 
 
 def test_one_call_begins_from_scratch_once(project, monkeypatch):

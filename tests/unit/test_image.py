@@ -12,7 +12,7 @@ import pytest
 from helpers.common import ROOT
 from shardlab.cli import image
 from shardlab.errors import UserError
-from shardlab.files import lock, sha256, write_json
+from shardlab.files import sha256, write_json
 from shardlab.runs import job
 from shardlab.runs.images import ImageReport, read_image
 from shardlab.settings import torch_releases
@@ -117,16 +117,6 @@ def test_a_package_that_does_not_exist_leaves_the_old_wheels(tmp_path, monkeypat
     assert "old.whl" in (house / "wheels.json").read_text()
 
 
-def test_a_lock_whose_holder_is_at_work_elsewhere_is_kept(tmp_path):
-    path = tmp_path / ".lock"
-    path.write_text("Slurm job 7")
-    with pytest.raises(UserError, match="is being trained by Slurm job 7"), lock(path, "trained", still=lambda _: True):
-        pass
-    with lock(path, "trained", still=lambda holder: holder != "Slurm job 7"):
-        assert path.read_text() != "Slurm job 7"
-    assert path.read_text() == "", "a lock that was given back names nobody"
-
-
 def test_an_image_that_was_changed_after_its_report(tmp_path):
     (tmp_path / "train.sif").write_text("image")
     digest = sha256(tmp_path / "train.sif")
@@ -137,9 +127,6 @@ def test_an_image_that_was_changed_after_its_report(tmp_path):
     (tmp_path / "train.sif").write_text("imagE")
     os.utime(tmp_path / "train.sif", (2e9, 2e9))
     with pytest.raises(UserError, match=r"is not the one in .*train.image.json \(its SHA-256 differs\)"):
-        read_image(tmp_path / "train.image.json")
-    (tmp_path / "train.sif").unlink()
-    with pytest.raises(UserError, match=r"train\.sif is missing; build it again with: snakemake"):
         read_image(tmp_path / "train.image.json")
 
 
@@ -199,7 +186,6 @@ def test_wheels_for_rocm_are_those_of_the_lock_file_without_pytorch_and_nvidia(t
     ("python", "torch", "hip", "says"),
     [
         (None, "2.13.1+rocm7.2", "7.2", None),
-        (None, "2.11.0", "7.0", None),
         (
             "3.9",
             "2.13.1+rocm7.2",
@@ -207,7 +193,6 @@ def test_wheels_for_rocm_are_those_of_the_lock_file_without_pytorch_and_nvidia(t
             "Python of IMAGE is 3.11, but the wheels are those of 3.9; set container.rocm",
         ),
         (None, "2.9.1+rocm7.2", "7.2", "PyTorch of IMAGE is 2.9.1+rocm7.2, but this project needs 2.11 to 2.13; set "),
-        (None, "2.14.0+rocm7.2", "7.2", "PyTorch of IMAGE is 2.14.0+rocm7.2, but this project needs 2.11 to 2.13"),
         (None, "2.13.0+cu130", None, "PyTorch of IMAGE is not for ROCm, but this project needs 2.11 to 2.13"),
     ],
 )
@@ -265,9 +250,3 @@ def test_a_job_on_a_node_of_another_architecture_than_the_image_s_starts_no_rank
     else:
         with pytest.raises(UserError, match="the image mine is for riscv64, but n7 is x86_64; build it on a machine"):
             job.image_of(run, tmp_path / "train.json", dry_run=False)
-
-
-def test_the_driver_follows_from_the_major_version_of_cuda():
-    known = {"11.8": 450, "12.9": 525, "13.0": 580, "13": 580}
-    assert {cuda: torch_releases.driver_needed(cuda) for cuda in known} == known
-    assert not any(torch_releases.driver_needed(cuda) for cuda in ("10.2", "99.0", "", "x", None))
