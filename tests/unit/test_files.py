@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,12 +30,6 @@ def save(weights, path):
     weights_file.save(weights.items(), weights, path)
 
 
-def test_a_step_can_be_read_as_soon_as_it_is_done(tmp_path):
-    log = MetricsLog(tmp_path / "metrics.jsonl")
-    log.write("train", step=0, loss=1.5)
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"kind": "train", "step": 0, "loss": 1.5}
-
-
 def test_a_run_that_resumes_keeps_all_earlier_attempts(tmp_path):
     """Also those that began later than this one does, after a checkpoint that is damaged by now. Of the steps, those
     before it.
@@ -57,17 +50,6 @@ def test_a_run_that_resumes_keeps_all_earlier_attempts(tmp_path):
     assert metrics.read(path) == [], "a run that begins anew has no history"
 
 
-def test_metrics_on_a_full_disk_name_their_file(tmp_path):
-    log = MetricsLog(tmp_path / "metrics.jsonl")
-
-    def write(_):
-        raise OSError(28, "No space left on device")
-
-    log._file = SimpleNamespace(name="metrics.jsonl", write=write)
-    with pytest.raises(UserError, match=r"metrics\.jsonl could not be written: No space left"):
-        log.write("train", step=0)
-
-
 @pytest.mark.parametrize(("number", "mend"), [(errno.EACCES, "folder writable"), (errno.EDQUOT, "Free space or quota")])
 def test_a_file_that_cannot_be_written_says_why_and_what_helps_and_is_as_before(tmp_path, number, mend):
     def refuse(temporary):
@@ -81,13 +63,12 @@ def test_a_file_that_cannot_be_written_says_why_and_what_helps_and_is_as_before(
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("report.json", "before")]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL])
-def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
     def refuse(*_):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    sentence = rf"{tmp_path}/\.lock cannot be locked .*{os.strerror(number)}.*Mount it with them \(Lustre: -o flock\)"
+    sentence = rf"{tmp_path}/\.lock cannot be locked .*Mount it with them \(Lustre: -o flock\)"
     with pytest.raises(UserError, match=sentence), lock(tmp_path / ".lock", "trained"):
         pytest.fail("nothing holds it")
     assert [problem for problem in preflight.storage(tmp_path, 0) if "cannot be locked" in problem]
@@ -101,14 +82,6 @@ def test_a_lock_names_its_holder_while_it_is_held(tmp_path):
             with pytest.raises(UserError, match=rf"is being trained by {name or 'process'}"), lock(path, "trained"):
                 pytest.fail("it is held")
         assert path.read_text() == ""
-
-
-def test_json_refuses_nan_and_keeps_the_old_file(tmp_path):
-    path = tmp_path / "report.json"
-    write_json(path, {"loss": 1.0})
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_json(path, {"loss": float("nan")})
-    assert read_json(path, "", "") == {"loss": 1.0}
 
 
 def test_weights_missing_damaged_or_of_another_model(tmp_path):
@@ -131,9 +104,6 @@ def prepared(tmp_path, tiny_data):
     return shutil.copytree(tiny_data / "mlp", tmp_path / "pairs")
 
 
-EDITS = [{"fingerprint": "0"}, {"files": {}}, {"files": None}]
-
-
 def edited(folder, edit):
     (folder / "dataset.json").write_text(json.dumps(json.loads((folder / "dataset.json").read_text()) | edit))
 
@@ -142,10 +112,10 @@ def edited(folder, edit):
     ("damage", "words"),
     [
         (lambda folder: (folder / "dataset.json").unlink(), "dataset.json is missing"),
-        (lambda folder: (folder / "dataset.json").write_text("{"), "dataset.json is damaged"),
         (lambda folder: (folder / "train.safetensors").unlink(), "train.safetensors is missing"),
         (lambda folder: os.truncate(folder / "test.safetensors", 200), "test.safetensors is damaged"),
-        *((lambda folder, edit=edit: edited(folder, edit), "damaged or was edited") for edit in EDITS),
+        (lambda folder: edited(folder, {"fingerprint": "0"}), "damaged or was edited"),
+        (lambda folder: edited(folder, {"files": {}}), "damaged or was edited"),
     ],
 )
 def test_missing_or_damaged_data_set(prepared, damage, words):
