@@ -5,27 +5,21 @@ import math
 import os
 import subprocess
 import sys
-import time
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import accelerator
 from helpers.common import ROOT, tiny_run
 from shardlab.errors import UserError
-from shardlab.measure import step_profiler
 from shardlab.models import weights
-from shardlab.parallel import native, parallelize
+from shardlab.parallel import parallelize
 from shardlab.runtime import device, distributed
 from shardlab.runtime.batches import Step
-from shardlab.runtime.distributed import World
 from shardlab.settings.sites import SiteRuntime
-from shardlab.train import heartbeat, loop
-from shardlab.train.heartbeat import Heartbeat
+from shardlab.train import loop
 from shardlab.train.step import PendingStep
 
 OF_CUDA = ROOT / "scripts/shardlab/runtime/device.py"
@@ -61,23 +55,6 @@ def test_what_only_cuda_has_is_in_one_file():
         assert not [name for name in names if name.endswith(("current_device_index", "current_device"))], path
 
 
-def test_a_hang_is_named_before_nccl_ends_the_process(capfd):
-    """Two ranks wait for a silent third: both name it, and neither names the other."""
-    store, hearts = dist.HashStore(), []
-    for rank in range(3):
-        with mock.patch.object(heartbeat.dist.distributed_c10d, "_get_default_store", return_value=store):
-            hearts.append(Heartbeat(World(rank, 3, torch.device("meta")), seconds=1.0))
-        hearts[-1].step = 7
-    hearts[2]._tell()
-    with hearts[0], hearts[1]:
-        time.sleep(2.5)
-    said = capfd.readouterr().err
-    assert said.count("rank 2 has not responded since step 7") == 2
-    assert "rank 0 gives" not in said
-    assert "rank 1 gives" not in said
-    assert "nccl_rank_" in said
-
-
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_step_that_fp16_s_loss_scaler_left_out_is_counted_and_no_error(scaled):
     values = torch.tensor([6.0, 0.0, 0.0, math.inf])
@@ -104,25 +81,6 @@ def test_float32_is_float32():
     distributed.start(SiteRuntime())
     assert not torch.backends.cudnn.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32
-
-
-def test_a_weight_that_is_gathered_waits_for_those_before():
-    """NCCL counts a collective's time from when it is enqueued: not thousands of them at once."""
-    engine = SimpleNamespace(world=World(0, 1, torch.device("cpu")))
-    engine.whole = lambda name, value: torch.zeros(1)
-    with mock.patch.object(native, "wait") as waited:
-        assert len([*native.NativeEngine._collected(engine, [*map(str, range(100))], {})]) == 100
-    assert waited.call_count >= 100 // native.TOGETHER
-
-
-def test_the_peak_is_counted_from_after_what_was_profiled():
-    engine = mock.Mock(**{"tensors_by_kind.return_value": {}})
-    with mock.patch.object(step_profiler, "forget_peak") as forgotten:
-        with step_profiler.Meter(engine, World(0, 1, torch.device("cpu")), 0, 6) as measured:
-            assert forgotten.call_count == 1, "nor is that of loading the training's"
-            with measured.count(measured.counted):
-                pass
-        assert forgotten.call_count == 2
 
 
 def test_the_same_bits_are_asked_for_before_anything_else(tmp_path):

@@ -149,18 +149,11 @@ def test_rows_that_an_expert_leaves_out_count_as_dropped(tiny_data):
     [
         ({"top_k": 9}, "top_k 9 is not between 1 and the number of experts, 8"),
         ({"top_k": 1}, "with top_k 1 a normalized weight is always 1, and the router learns nothing"),
-        ({"scores": "tanh"}, "scores are softmax or sigmoid, not tanh"),
     ],
 )
 def test_experts_that_cannot_be(args, sentence):
     with pytest.raises(UserError, match=sentence):
         made(**args)
-
-
-def test_what_has_no_counterpart_is_not_exported(tmp_path):
-    run, _ = made(**GLM | {"scores": "softmax"})
-    with pytest.raises(UserError, match="model moe with these arguments has no counterpart in transformers"):
-        export.write(run, tmp_path, tmp_path, tmp_path)
 
 
 def test_flips_are_choices_that_the_other_run_does_not_make_in_any_order():
@@ -171,12 +164,6 @@ def test_flips_are_choices_that_the_other_run_does_not_make_in_any_order():
     assert expert_choices.count_flips(text, expert_choices.encode(other)) == (0, 12)
     other[0, 1], other[1, 2, 0] = (1, 6), 5
     assert expert_choices.count_flips(text, expert_choices.encode(other)) == (2, 12)
-
-
-def test_the_first_tokens_of_each_layer_are_kept(monkeypatch):
-    monkeypatch.setattr(expert_choices, "MOST", 9)
-    choices = np.arange(24).reshape(2, 6, 2)
-    assert expert_choices.decode(expert_choices.encode(choices)).tolist() == choices[:, :2].tolist()
 
 
 def test_an_evaluation_records_the_experts_of_each_test_token(tiny_data):

@@ -1,6 +1,5 @@
 """What preflight asks on the login node: start, driver, folder; with programs that print real text."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import snakemake_executor_plugin_slurm  # noqa: F401 (its import starts `which`)
 from helpers.common import tiny_run
 from shardlab.cli import preflight
 from shardlab.runs import gpus, project_folder, slurm, slurm_limits
-from shardlab.runs.slurm_request import Request, gpus_of, jobs_of, sbatch
+from shardlab.runs.slurm_request import Request, gpus_of, jobs_of
 from shardlab.settings import load
 from shardlab.settings.sites import Site
 
@@ -48,28 +47,10 @@ def test_a_request_in_the_units_of_limits():
     assert [gpus_of({"slurm_extra": text}) for text in ("--x --gpus-per-node=a100:2", "--x", "")] == [2, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("option", "kind"), [("gres", None), ("gres", "a100_3g.20gb"), ("gpus-per-node", "nvidia_a100-sxm4-80gb")]
-)
-def test_gpus_of_any_type_are_counted_and_submitted(option, kind):
-    asked = request(devices=3, gpus=option, gpu_type=kind)
-    assert asked.gpus == 3
-    assert f"{kind}:3" in " ".join(sbatch(asked.resources)) or kind is None
-
-
 def test_the_jobs_of_a_call_have_the_sizes_of_its_runs():
     asked = {each.what: each.nodes for each in jobs_of([tiny_run("mlp", "ddp")], Site(slurm={}))}
     assert asked == {f"{stage} of ddp x mlp": 1 for stage in ("train", "evaluate", "init", "noise_floor")}
     assert jobs_of([tiny_run("mlp")], Site()) == []
-
-
-def test_when_the_largest_job_would_start_and_where(programs):
-    programs("sbatch", {"--test-only": START})
-    small, large = request(devices=1), request(nodes=2)
-    answer = slurm_limits.trial([large, small])
-    assert answer.placed == {large.queue: "batch"}
-    start = "start: ddp x mlp (2 x 4 GPUs), the largest job for batch, would start at 2026-11-26T17:05:06"
-    assert (answer.said, answer.wrong) == ([start], [])
 
 
 @pytest.mark.parametrize(
@@ -147,11 +128,3 @@ def test_the_network_in_nccl_s_log():
     assert "uses TCP, which is slow" in gpus.network(NCCL.format("Socket"))
     assert "NCCL uses AWS Libfabric" in gpus.network(NCCL.format("AWS Libfabric"))
     assert gpus.network("NCCL INFO cudaDriverVersion 13000\n") is None
-
-
-def test_a_log_that_the_user_asked_for_stays_where_it_goes(monkeypatch, tmp_path):
-    monkeypatch.delenv("NCCL_DEBUG", raising=False)
-    monkeypatch.setenv("NCCL_DEBUG_FILE", "")
-    assert gpus.log_nccl_to(tmp_path / "log")
-    assert os.environ["NCCL_DEBUG_FILE"] == str(tmp_path / "log")
-    assert not gpus.log_nccl_to(tmp_path / "other")
