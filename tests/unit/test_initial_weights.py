@@ -1,30 +1,18 @@
 """Initial weights are those of their report: whatever starts from them compares the digests first."""
 
+import importlib
 import json
-import subprocess
 import sys
 
 import pytest
+import torch.distributed as dist
 
-from helpers.common import ROOT, save_initial, tiny_run
+from helpers.common import save_initial, tiny_run
+from shardlab import cli
 from shardlab.errors import UserError, remedy
 from shardlab.files import sha256, write_json
 from shardlab.records.reports import InitialReport, initial_digest, initial_report
 from shardlab.settings import model_rules, run_identity
-
-CALLS = """
-import importlib, json, sys
-from shardlab.errors import UserError, remedy
-said = []
-for name, *words in json.loads(sys.argv[1]):
-    sys.argv = [name, *words]
-    try:
-        importlib.import_module(f"shardlab.cli.{name}").main()
-        said.append("")
-    except UserError as error:
-        said.append(str(error))
-print("\\n" + json.dumps(said))
-"""
 
 
 def report_of(run, weights, **properties):
@@ -43,11 +31,22 @@ def initial(tmp_path):
     return run, weights
 
 
-def said(*calls):
-    """Return the error of each call of a program, or ""."""
-    words = [sys.executable, "-c", CALLS, json.dumps(calls)]
-    done = subprocess.run(words, cwd=ROOT / "scripts", capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+@pytest.fixture
+def said(monkeypatch):
+    """Function that returns the error of each call of a program, or ""."""
+
+    def call(name, *words):
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        try:
+            module = importlib.import_module(f"shardlab.cli.{cli.MODULES.get(name, name)}")
+            getattr(module, name if name in cli.MODULES else "main")()
+        except UserError as error:
+            return str(error)
+        return ""
+
+    yield lambda *calls: [call(*each) for each in calls]
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def damage(path):
@@ -69,7 +68,7 @@ def test_a_changed_byte_is_seen(initial):
     assert initial_digest(weights) == sha256(weights), "without a report, as train.py can be called"
 
 
-def test_every_program_that_starts_from_them_refuses_damaged_ones(initial, tiny_data, tmp_path):
+def test_every_program_that_starts_from_them_refuses_damaged_ones(initial, said, tiny_data, tmp_path):
     run, weights = initial
     folder = tmp_path / "run"
     write_json(folder / "run.json", run.model_dump())
@@ -97,7 +96,7 @@ def test_every_program_that_starts_from_them_refuses_damaged_ones(initial, tiny_
     assert "model.safetensors was trained from other initial weights than those there are now; train again" in other
 
 
-def test_what_drawing_the_weights_showed_is_known_to_strategies_that_are_added_later(initial, tiny_data, tmp_path):
+def test_what_drawing_the_weights_showed_is_known_to_strategies_added_later(initial, said, tiny_data, tmp_path):
     run, weights = initial
     report_of(run, weights, changing=["calls"])
     dropped = tiny_run("mnist")
