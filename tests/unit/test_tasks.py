@@ -76,14 +76,8 @@ class Unsplit(torch.nn.Module):
 @pytest.mark.parametrize(
     ("workload", "model", "message"),
     [
-        ("mlp", Unsplit(), "task regression does not name its `sequences`; name them, or remove the key"),
         ("mnist", torch.nn.Linear(1, 1), "does not attend through models/_layers.py; use its Attention, or remove"),
         ("mnist", Unsplit(), "model cnn does not split the positions that it makes of a sample; give it a `sequence`"),
-        (
-            "llama2",
-            Unsplit(window=torch.nn.Conv1d(4, 4, 3)),
-            "window of model llama is a Conv1d, whose output at a pos",
-        ),
         ("llama2", Unsplit(state=torch.nn.GRU(4, 4)), "state of model llama is a GRU, whose output at a position depe"),
     ],
 )

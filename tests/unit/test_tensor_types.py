@@ -15,7 +15,7 @@ from shardlab.parallel.fsdp import shard_dimension
 from shardlab.train import perturbed
 
 FOREIGN = [name for name, entry in MODELS.items() if entry.kind in ("dtypes", "frozen")]
-DTYPES = ("float32", "float64", "bfloat16")
+DTYPES = ("float32", "bfloat16")
 
 
 @pytest.fixture(autouse=True)
@@ -88,13 +88,6 @@ def test_a_file_holds_every_type_at_any_address(dtype, tmp_path):
         weights.materialize(model, tmp_path / "file", torch.device("cpu"), whole=False)
         assert model.value.dtype == dtype
         assert bytes(model.value.reshape(-1).view(torch.uint8)) == bytes(value.reshape(-1).view(torch.uint8))
-
-
-def test_what_no_file_holds_is_refused_before_it_is_written(tmp_path):
-    value = torch.zeros(2, dtype=torch.complex32)
-    with pytest.raises(UserError, match=r"value is complex32, which safetensors cannot hold; give it another type, or"):
-        weights.save([("value", value)], {"value": value}, tmp_path / "file")
-    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_file_of_another_type_is_refused(tmp_path):
