@@ -68,10 +68,6 @@ def test_bandwidths_are_of_the_slowest_rank(monkeypatch):
     assert found.pop("algorithm_gb_per_second") == pytest.approx(0.001)
     assert found.pop("bus_gb_per_second") == pytest.approx(0.001)
     assert found == {"collective": "all_reduce", "bytes": 4000, "ranks": 2, "wrong_ranks": 1}
-    times = iter([0.004])
-    four = [World(0, 4, torch.device("cpu")), "all_reduce", 4000, 1]
-    monkeypatch.setattr(World, "gather", lambda _, actual: [actual] * 4)
-    assert collectives.measure(*four)["bus_gb_per_second"] == pytest.approx(0.0015)
 
 
 def test_every_operator_that_communicates_is_counted_silent_or_refused():
@@ -107,25 +103,3 @@ def test_a_collective_that_is_not_known_ends_the_counting(counted):
     parts = [torch.ones(8) for _ in range(4)]
     with pytest.raises(UserError, match=r"the operator c10d\.gather_ communicates, but its number of bytes is unknown"):
         counted(lambda: dist.gather(parts[0], parts))
-
-
-def test_a_step_has_its_phases_in_order(monkeypatch):
-    """Forward, backward by autograd's nodes, the losses' sum where gradients are on again, then the update."""
-    clock = iter(range(100))
-    monkeypatch.setattr(traffic.time, "perf_counter", lambda: float(next(clock)))
-    seen = TimelineRecorder()
-    seen.begin()
-    seen.operator()  # at 1
-    weight = torch.ones(1, requires_grad=True)
-    product = weight * 2
-    product.register_hook(lambda _: seen.operator())  # at 2: in a node
-    product.backward()
-    seen.operator()  # at 3
-    seen.update()
-    with torch.no_grad():
-        seen.operator()  # at 4
-    seen.send(4.5, "tp", "all_reduce", 8.0)  # until 5
-    seen.end()  # at 6
-    named = [(phase["name"], phase["start"], phase["end"]) for phase in seen.phases]
-    assert named == [("forward", 1, 2), ("backward", 2, 3), ("losses", 3, 4), ("update", 4, 6)]
-    assert seen.sent == [{"start": 4.5, "end": 5.0, "axis": "tp", "collective": "all_reduce", "bytes": 8.0}]

@@ -1,16 +1,18 @@
 """Documents: each strategy has a page with figures, and every link and path exists."""
 
 import re
-from pathlib import Path
+import sys
 from typing import get_args
 
-import pandas as pd
 import pytest
 from pydantic import BaseModel
 
 import docs
 from helpers.common import ROOT
 from shardlab.settings import load, resolve, sites, types
+
+sys.path.append(str(ROOT / "docs"))
+import collectives
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ["scripts", "config", "tests", "docs", "workflow", "envs"]
@@ -47,34 +49,6 @@ def test_every_class_of_settings_has_its_list_of_keys():
     assert {each.__name__ for each in used - listed} == set()
 
 
-def test_figures_come_from_the_summary():
-    page = next(page for page in docs.all_pages() if page.name == "data-parallel.md")
-    columns = [f"{kind}_bytes" for kind in docs.MEMORY_KINDS] + ["tensor_bytes", "bytes_per_step"]
-    table = pd.DataFrame({"strategy": ["ddp", "single", "dp"], "workload": "llama2", "world_size": [2.0, 1.0, 1.0]})
-    table = table.assign(**dict.fromkeys(columns, 2**19))
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in docs.figures(page, table).splitlines()]
-    assert rows[0] == ["strategy", "ranks", *docs.MEMORY_KINDS, "all tensors", "sent"]
-    assert rows[2:] == [
-        [f"`{name}`", ranks, *["0.50"] * len(columns)] for name, ranks in (("single", "1"), ("dp", "1"), ("ddp", "2"))
-    ]
-
-
-def test_readme_shows_rows_of_the_matrix(tmp_path):
-    config = load.config({"strategies": ["all"]})
-    cells = [(s, w) for s in config.strategies for w in config.workloads]
-    table = pd.DataFrame(cells, columns=["strategy", "workload"])
-    table = table.assign(test_loss=0.25, rel_diff=table.index * 1e-9, noise_floor=5e-7, world_size=2)
-    sizes = [f"{kind}_bytes" for kind in docs.MEMORY_KINDS] + ["tensor_bytes", "bytes_per_step"]
-    table = table.assign(**{size: table.index * 2**20 + number for number, size in enumerate(sizes)})
-    table.to_csv(tmp_path / "summary.csv")
-    files = {path.relative_to(ROOT): text for path, text in docs.generated(tmp_path / "summary.csv").items()}
-
-    losses = docs.between(files[Path("README.md")], "losses").splitlines()
-    assert len(losses) == 2 + len(docs.README_LOSSES) + 1
-    assert set(losses) <= {*files[Path("docs/results.md")].splitlines()}
-    assert losses[-1] == "| rounding alone (twins) | " + " | ".join(["5e-07"] * len(config.workloads)) + " |"
-
-
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path):
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
@@ -100,3 +74,7 @@ def test_numbers_of_runs_in_running_text_are_those_of_the_configuration():
     assert f"under {len(every)} parallel strategies" in readme
     matrix = f"{len(config.strategies)} strategies on up to {len(config.workloads)} workloads (a model and its data)"
     assert f"{matrix}, {runs} runs:" in readme
+
+
+def test_the_collectives_are_drawn_as_they_are_now():
+    assert collectives.PICTURE.read_text() == collectives.draw(), "python docs/collectives.py"

@@ -1,16 +1,13 @@
 """What happens next with a run, and a table of all; looking changes nothing."""
 
 import fcntl
-import io
 import json
 import shutil
 
 import pytest
-from rich.console import Console
 
 from helpers.common import save_initial, tiny_run
-from helpers.reports import STEP, finished
-from shardlab.cli import status
+from helpers.reports import STEP
 from shardlab.records import manifest
 from shardlab.records.reports import Attempt
 from shardlab.runs.attempts import Attempts
@@ -98,34 +95,3 @@ def test_a_run_whose_job_waits_and_why(tmp_path, monkeypatch):
     assert asked == f"--me --noheader --states=PENDING --name={name} --format=%i|%r|%k"
     action = next_action(RUN, tmp_path / "ddp/mlp", queued)
     assert action == "job 7 waits: QOSMaxGRESPerUser; the next call follows it"
-
-
-def test_a_finished_run_of_other_settings(tmp_path):
-    finished(tmp_path, RUN)
-    other = next_action(RUN.model_copy(update={"seed": 7}), tmp_path / "ddp/mlp")
-    assert other.startswith("from its first step: a different seed; ")
-
-
-def test_the_table_of_all_runs_is_updated_until_ctrl_c(tmp_path, monkeypatch):
-    """Those first that need a look."""
-    folder = under_way(tmp_path, "error: boom")
-    updates = iter([lambda: under_way(tmp_path, "error: boom", steps=5)])
-
-    def wait(_):
-        if update := next(updates, None):
-            update()
-        else:
-            raise KeyboardInterrupt
-
-    def look():
-        actions = {"single x mlp": NOT_BEGUN, "ddp x mlp": next_action(RUN, folder)}
-        return status.table(actions, [progress(tmp_path / "single/mlp"), progress(folder)])
-
-    monkeypatch.setattr(status.time, "sleep", wait)
-    screen = io.StringIO()
-    status.show(Console(file=screen, force_terminal=True, width=80, height=24, color_system=None), look, 0.1)
-    rows = [" ".join(line.split()) for line in screen.getvalue().splitlines()]
-    assert "2 runs: 1 not begun, 1 begun" in rows[0]
-    assert rows[2].startswith("ddp x mlp 3/9 1.0000 2.5 from its first step: no ")
-    assert "single x mlp not begun" in rows[3:]
-    assert "ddp x mlp 5/9" in " ".join(rows)

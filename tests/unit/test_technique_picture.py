@@ -14,7 +14,6 @@ WORLD = 4
     [
         ({"dp_replicate": 4}, 1.0, [0, 0, 0, 0], [0, 0.25, 0.5, 0.75]),
         ({"dp_shard": 4}, 0.25, [0, 0.25, 0.5, 0.75], [0, 0.25, 0.5, 0.75]),
-        ({"dp_replicate": 2, "dp_shard": 2}, 0.5, [0, 0.5, 0, 0.5], [0, 0.25, 0.5, 0.75]),
         ({"dp_shard": 2, "tp": 2}, 0.25, [0, 0.25, 0.5, 0.75], [0, 0, 0.5, 0.5]),
         ({"pp": 4}, 0.25, [0, 0.25, 0.5, 0.75], [0, 0, 0, 0]),
         ({"tp": 4}, 0.4, [0, 0.2, 0.4, 0.6], [0, 0, 0, 0]),
@@ -37,11 +36,9 @@ def test_sequences_are_split_into_heads_and_tails():
     ("degrees", "axis", "groups"),
     [
         ({"dp_shard": 2, "tp": 2}, "tp", [{0, 1}, {2, 3}]),
-        ({"dp_shard": 2, "tp": 2}, "dp_shard", [{0, 2}, {1, 3}]),
         ({"dp_shard": 2, "cp": 2}, "dp_shard x cp", [{0, 1, 2, 3}]),
         ({"dp_shard": 4, "ep": 2}, "ep", [{0, 1}, {2, 3}]),
         ({"dp_shard": 4, "ep": 2}, "dp_shard / ep", [{0, 2}, {1, 3}]),
-        ({"dp_shard": 4}, "world", [{0, 1, 2, 3}]),
     ],
 )
 def test_the_ranks_of_a_collective(degrees, axis, groups):
