@@ -23,7 +23,7 @@ JSON = st.recursive(
     max_leaves=6,
 )
 QUICK = settings(
-    deadline=None, max_examples=75, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+    deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), derandomize=True, database=None
 )
 SMALL = {"workloads": ["mlp"], "strategies": ["single", "ddp"]}
 

@@ -115,13 +115,3 @@ def test_what_a_call_requests_and_plans_in_one_sentence():
         "6.0 if every job is tried 2 times; planned for 1 training: 1 device-hours, "
         "without 1 training of unknown length."
     )
-
-
-def test_a_queue_may_have_several_partitions():
-    site = Slurm(queues={"any": {"partition": "a,b", "billing": {"factor": 2}}})
-    assert [site.billing_of(name, "normal").factor for name in ("a,b", "b", "c")] == [2, 2, 1]
-
-
-def test_a_site_has_one_unit():
-    with pytest.raises(ValueError, match="one unit, and here are GPU-hours and node-hours"):
-        Slurm(queues={"a": {"billing": {"per": "node"}}, "b": {}})

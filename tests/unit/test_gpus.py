@@ -8,11 +8,10 @@ import pytest
 
 from helpers.common import ROOT
 from shardlab.errors import UserError
-from shardlab.runs import commands, cpu_binding, gpus
+from shardlab.runs import cpu_binding, gpus
 from shardlab.runs.gpus import busy, listed, old_driver, why_missing
-from shardlab.runs.stages import Scope
 from shardlab.runtime import device
-from shardlab.settings import load, resolve, torch_releases
+from shardlab.settings import load, torch_releases
 
 CUDA = "13.0"
 TWO = "0, NVIDIA H100 80GB HBM3, 580.95.05, Disabled, 4\n1, NVIDIA H100 80GB HBM3, 580.95.05, Disabled, 4\n"
@@ -59,7 +58,7 @@ def test_gpus_that_are_hidden_or_not_in_the_container(driver, tmp_path, monkeypa
     assert "CUDA_VISIBLE_DEVICES=1 hides the others of 2" in why_missing(1, CUDA, None)
 
 
-@pytest.mark.parametrize(("version", "needed"), [("13.0", 580), ("12.6", 525), ("99.1", None), (None, None)])
+@pytest.mark.parametrize(("version", "needed"), [("13.0", 580), ("12.6", 525), ("99.1", None)])
 def test_a_driver_is_as_new_as_cuda_needs(driver, version, needed):
     driver(TWO.replace("580.95.05", "470.82.01"))
     assert torch_releases.driver_needed(version) == needed
@@ -109,11 +108,6 @@ def bound(lists, **environment):
     return done.stdout.strip(), done.stderr
 
 
-def test_lists_of_cores_are_read_and_written():
-    assert cpu_binding.parse("0-3,8") == {0, 1, 2, 3, 8}
-    assert cpu_binding.text({8, 0, 1, 2, 3, 10, 11}) == "0-3,8,10-11"
-
-
 def test_a_rank_runs_on_the_cores_of_its_gpu_only():
     first, last = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))
     lists = [str(first), str(last)]
@@ -138,9 +132,3 @@ def test_a_job_with_other_cores_is_not_bound_and_says_so():
 def test_a_binding_that_cannot_be_is_one_sentence(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         load.site(load.config({"site": "test", "site_settings": settings}))
-
-
-def test_torchrun_binds_next_to_gpus():
-    config = load.config({"site": "engaging", "site_settings": {"cpu_binding": "exclusive"}})
-    lines = commands.lines(resolve.run(config, "ddp", "mlp"), ["x.py"], None, Scope.RANKS)
-    assert "--numa-binding=exclusive" in lines

@@ -48,7 +48,7 @@ def created(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "bloom"])
-@pytest.mark.parametrize("bounds", [(0, 2, 99), (0, 1, 99), (0, -1, 99)])
+@pytest.mark.parametrize("bounds", [(0, 2, 99), (0, -1, 99)])
 def test_pieces_compute_what_the_whole_model_does(created, name, bounds):
     model = created(name)
     count = len(model.segments())

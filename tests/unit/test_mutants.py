@@ -72,11 +72,10 @@ def test_a_fault_without_its_place_ends_the_program_with_its_name(right, wrong, 
     [
         (["AssertionError"], "assert 1 == 2", True),
         (["Failed"], "DID NOT RAISE <class 'shardlab.errors.UserError'>", True),
-        (["UserError"], "the loss of step 3 is nan", True),
         (["Unsupported", "UserError"], "zero1: DeepSpeed does not support float64", True),
         (["SystemExit"], "error: results/run.json is missing", True),
         (["SystemExit"], "1", False),
-        *(([name], "...", False) for name in ("TypeError", "NameError", "RuntimeError", "CollectionError", "Ended")),
+        *(([name], "...", False) for name in ("TypeError", "RuntimeError")),
         (["Failed"], "Timeout (>270.0s) from pytest-timeout.", False),
         (["UserError"], CRASHED, False),
         (["UserError"], CRASHED.replace("TypeError", "shardlab.errors.UserError"), True),
@@ -86,11 +85,3 @@ def test_a_fault_without_its_place_ends_the_program_with_its_name(right, wrong, 
 )
 def test_a_crash_catches_nothing(names, text, catches):
     assert Failure("t", (*names, "Exception"), text, HERE).catches() is catches
-
-
-def test_an_error_that_a_fault_names_catches_it_and_a_package_s_own_assertion_does_not():
-    refused = Failure("t", ("AssertionError",), INNER.format(error="RuntimeError: wait for it", kind="RuntimeError"))
-    assert refused.catches("wait for it")
-    package = "/x/site-packages/torch/distributed/fsdp/_param.py"
-    assert not Failure("t", ("AssertionError",), "assert self.x", package).catches()
-    assert Failure("t", ("AssertionError",), "not close", "/x/site-packages/torch/testing/_comparison.py").catches()

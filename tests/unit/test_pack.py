@@ -4,8 +4,7 @@ import pytest
 
 from shardlab.cli.pack import submission
 from shardlab.errors import UserError
-from shardlab.runs import commands, slurm
-from shardlab.runs.stages import Scope
+from shardlab.runs import slurm
 from shardlab.settings import load
 from shardlab.workflow.call_runs import CallRuns
 
@@ -37,17 +36,6 @@ def test_the_allocation_is_whole_nodes_with_a_warning_before_its_end():
 def test_what_does_not_fit_is_one_sentence(values, nodes, minutes, sentence):
     with pytest.raises(UserError, match=sentence):
         submission(call(**values), nodes, minutes, [])
-
-
-def test_steps_share_the_job_each_with_its_part_and_a_port_of_its_own(monkeypatch):
-    run = call(nodes=2, ranks_per_node=2).run(("ddp", "mlp"))
-    assert "--exact" not in commands.lines(run, ["x.py"], None, Scope.RANKS)
-    monkeypatch.setenv(slurm.PACKED, "1")
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    lines = commands.lines(run, ["x.py"], None, Scope.RANKS)
-    assert "srun --exact --mem=0 --gpus-per-node=2 --relative=0 --nodes=2" in lines
-    assert "$((20000 + (SLURM_JOB_ID + $$) % 10000))" in lines
-    assert "--relative" not in commands.lines(run, ["x.py"], None, Scope.ONE)
 
 
 def test_a_run_does_not_requeue_the_job_of_the_others(monkeypatch):

@@ -62,11 +62,3 @@ def test_one_look_at_the_ready_jobs_at_a_time(monkeypatch):
         look_again(scheduler, 0.05)
     assert looks.acquire(timeout=60)
     assert not looks.acquire(timeout=0.2), "one timer for all three"
-    look_again(scheduler, 0.05)
-    assert looks.acquire(timeout=60), "the next one"
-    limiter.get_free_jobs()
-    ready.clear()
-    look_again(scheduler, 0.05)
-    assert looks.acquire(timeout=60), "something else is waited for"
-    monkeypatch.delattr(JobScheduler, snakemake_core.METHOD)
-    snakemake_core.look_again_once()

@@ -40,8 +40,6 @@ def test_the_bare_loop_and_ours_train_with_the_same_settings(one_rank, tmp_path)
     ("options", "optimizer", "key"),
     [
         ({"find_unused_parameters": True}, {}, "find_unused_parameters is True and False"),
-        ({"gradient_as_bucket_view": False}, {}, "gradient_as_bucket_view is False and True"),
-        ({}, {"fused": False}, "fused is False and True"),
         ({}, {"weight_decay": 0.1}, "weight_decay is 0.1 and 0.0"),
     ],
 )

@@ -1,7 +1,6 @@
 """The figures of train.json, by hand."""
 
 from itertools import zip_longest
-from types import SimpleNamespace
 
 import pytest
 
@@ -103,13 +102,3 @@ def test_a_run_without_averages_has_not_changed(tmp_path):
         (tmp_path / name).touch()
     done.note(tmp_path.with_name(f"{tmp_path.name}.done"), tmp_path)
     assert done.changed(tmp_path) is None
-
-
-def test_a_pipeline_s_rank_waits_until_the_slowest_is_done(monkeypatch):
-    """It computed for 1 s of its 2; the slowest rank took 4."""
-    from shardlab.parallel import pipeline
-
-    engine = SimpleNamespace(watch=SimpleNamespace(take=lambda: (1.0, 2.0)), group=None)
-    engine.world = SimpleNamespace(device="cpu")
-    monkeypatch.setattr(pipeline.dist, "all_reduce", lambda value, op, group: value.fill_(4.0))
-    assert pipeline.PipelineEngine.idle_fraction(engine) == [0.75]

@@ -103,16 +103,6 @@ def test_traindiff_imports_nothing_of_shardlab_and_its_files_no_circle():
     TopologicalSorter({name: names & {*imports} for name, names in imports.items()}).prepare()
 
 
-def test_no_verb_imports_another():
-    """What two of them need is in the other rooms."""
-    verbs = {path.stem for path in (PACKAGE / "cli").glob("*.py")}
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("shardlab.cli"):
-                assert node.module == "shardlab.cli", path
-                assert not {alias.name for alias in node.names} & verbs, path
-
-
 def test_what_runs_in_the_image_imports_no_package_of_the_table_and_the_report():
     """The image has none of them; pandas, besides, starts threads, after which nothing can be forked."""
     programs = "init check_model train noise_floor evaluate plan preflight launch forkserver"

@@ -43,13 +43,6 @@ def in_profiles():
             yield path.parent.name, name
 
 
-def in_documents():
-    """Return (page, name) of each rule that a documented call groups."""
-    for path in sorted((ROOT / "docs").glob("*.md")):
-        for words in re.findall(r"--groups ((?:\w+=\w+ ?)+)", path.read_text()):
-            yield from ((path.name, word.partition("=")[0]) for word in words.split())
-
-
 @pytest.mark.parametrize(
     "named",
     [
@@ -58,7 +51,6 @@ def in_documents():
         pytest.param([*compared()], id="comparisons"),
         pytest.param([*in_queries()], id="Slurm's comments"),
         pytest.param([*in_profiles()], id="profiles"),
-        pytest.param([*in_documents()], id="documents"),
     ],
 )
 def test_a_rule_of_that_name_exists(named):

@@ -1,8 +1,5 @@
 """Monitoring of a training: its line per step, TensorBoard events."""
 
-import re
-from contextlib import redirect_stdout
-
 import pytest
 import torch
 from tensorboardX.proto.event_pb2 import Event
@@ -28,13 +25,12 @@ def events(folder):
 
 @pytest.fixture(scope="module")
 def watched(tiny_data, tmp_path_factory):
-    """Folder of a run that wrote event files, and what it ``said``."""
+    """Folder of a run that wrote event files."""
     folder = tmp_path_factory.mktemp("watched")
     run = tiny_run("llama2", max_steps=3)
     save_initial(run, folder / "initial")
     options = loop.TrainOptions(tensorboard=True)
-    with (folder / "said").open("w") as said, redirect_stdout(said):
-        assert loop.train(run, tiny_data / "llama2", folder / "initial", folder, {}, options)
+    assert loop.train(run, tiny_data / "llama2", folder / "initial", folder, {}, options)
     return folder
 
 
@@ -53,15 +49,6 @@ def test_a_run_from_its_beginning_has_no_events_of_before(watched, tmp_path):
     assert (tmp_path / EVENTS).exists(), "one that goes on keeps them"
     MetricsLog(tmp_path / metrics.NAME).close()
     assert not (tmp_path / EVENTS).exists()
-
-
-def test_a_step_is_one_aligned_line_without_colour_in_a_file(watched):
-    said = (watched / "said").read_text()
-    steps = [line for line in said.splitlines() if line.startswith("step ")]
-    assert [line[:8] for line in steps] == ["step 1/3", "step 2/3", "step 3/3"]
-    assert len({len(line) for line in steps}) == 1
-    assert all(re.search(r"loss +\d.* grad norm .* lr .* samples/s .* targets/s +\d+ MiB$", line) for line in steps)
-    assert "\x1b" not in said
 
 
 def test_compiled_blocks_stay_compiled_after_the_counted_step(tiny_data, tmp_path, monkeypatch):
