@@ -1,8 +1,11 @@
 """What is prepared is what the reader gave: in any layout, in any parts, in little memory."""
 
+import json
+import os
 import tracemalloc
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ from shardlab.data.split_file import SplitFile
 from shardlab.data.text import _first
 from shardlab.errors import UserError
 from shardlab.files import lock
+from shardlab.settings import load, resolve
 
 SPLITS = ("train", "validation", "test")
 
@@ -245,3 +249,26 @@ def test_the_memory_of_preparing_does_not_grow_with_the_data(tmp_path, monkeypat
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.3 * peaks[0]
+
+
+PINNED = Path(__file__).with_name("fingerprints.json")
+WORKLOADS = ("mlp", "mnist", "xsum", "llama2")
+"""One for each data set of the default matrix (vit shares mnist's)."""
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_fingerprint(workload, tmp_path):
+    """The same wherever the lock file's packages are installed; APPROVE=1 writes those of the present ones."""
+    data = resolve.run(load.config({}), "single", workload).data
+    found = store.write(tmp_path, data, *encode(data, data_sets.read(data, tmp_path)))["fingerprint"]
+    pinned = json.loads(PINNED.read_text()) if PINNED.exists() else {}
+    if os.environ.get("APPROVE"):
+        PINNED.write_text(json.dumps(pinned | {data.name: found}, indent=2, sort_keys=True) + "\n")
+    else:
+        assert found == pinned[data.name]
+
+
+def test_no_sample_is_in_two_splits():
+    cut = data_sets.split(list(range(30)), seed=1)
+    assert {name: len(samples) for name, samples in cut.items()} == {"train": 24, "validation": 3, "test": 3}
+    assert sorted(sample for samples in cut.values() for sample in samples) == list(range(30))

@@ -1,16 +1,20 @@
-"""Calls of Snakemake in documents, comments and error messages: each is complete, with a profile or cores."""
+"""Calls of Snakemake in messages are complete; names of rules that are written as strings exist."""
 
 import ast
 import contextlib
 import io
 import re
 import shlex
+from typing import get_args
 
 import pytest
+import yaml
 from snakemake import cli
 
 from shardlab.errors import PROFILE, remedy
 from shardlab.files import ROOT
+from shardlab.runs import stages
+from shardlab.settings import sites
 from shardlab.workflow import call_checks
 
 CALL = re.compile(r"\bsnakemake (?=-|results/|slurm\b|all\b)(.*)")
@@ -90,3 +94,50 @@ def test_a_remedy_has_the_profile_of_the_current_call(monkeypatch, environment, 
 )
 def test_the_profile_of_a_call(arguments, expected):
     assert call_checks.profile(arguments) == expected
+
+
+RULES = {
+    name
+    for path in (ROOT / "Snakefile", *(ROOT / "workflow/rules").glob("*.smk"))
+    for name in re.findall(r"^rule (\w+):", path.read_text(), re.MULTILINE)
+}
+
+
+def compared():
+    """Return (place, string) of each string in scripts/ that something of a rule is compared with."""
+    for path in sorted((ROOT / "scripts").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare) and re.search(r"\brule(_name)?\b", ast.unparse(node.left)):
+                for constant in ast.walk(ast.List(node.comparators, ast.Load())):
+                    if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
+                        yield f"{path.name}:{node.lineno}", constant.value
+
+
+def in_queries():
+    """Return (place, name) of each rule in the comments of Slurm jobs, as the plugin writes them."""
+    for path in sorted((ROOT / "scripts").rglob("*.py")):
+        for name in re.findall(r"\brule_([a-z_]+)_wildcards", path.read_text()):
+            yield path.name, name
+
+
+def in_profiles():
+    """Return (profile, name) of each rule that a profile names."""
+    for path in sorted((ROOT / "workflow/profiles").glob("*/config.yaml")):
+        profile = yaml.safe_load(path.read_text())
+        for name in [*profile.get("preemptible-rules", []), *profile.get("set-resources", {})]:
+            yield path.parent.name, name
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        pytest.param([("STAGES", name) for name in stages.STAGES], id="stages"),
+        pytest.param([("Stage", name) for name in get_args(sites.Stage)], id="stages of a site"),
+        pytest.param([*compared()], id="comparisons"),
+        pytest.param([*in_queries()], id="Slurm's comments"),
+        pytest.param([*in_profiles()], id="profiles"),
+    ],
+)
+def test_a_rule_of_that_name_exists(named):
+    assert named
+    assert [(place, name) for place, name in named if name not in RULES] == []
