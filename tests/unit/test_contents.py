@@ -5,7 +5,6 @@ import json
 import foreign
 import pytest
 import torch
-import torch.nn.functional as F
 from foreign_models import ENGINES, MODELS, Foreign, Layers
 from torch import nn
 
@@ -44,18 +43,7 @@ class PooledBatchNorm(Layers):
         return self.norm(h)
 
 
-class Dropped(Layers):
-    """Dropout between the layers, by a module or a function, and random numbers without effect."""
-
-    def __init__(self, *, dropout=0.1, function=0.0, **sizes):
-        super().__init__(**sizes)
-        self.drop, self.function = nn.Dropout(dropout), function
-
-    def between(self, h):
-        return F.dropout(self.drop(h), self.function, self.training) + 0 * torch.rand_like(h)
-
-
-OWN = {"tied_chain": TiedChain, "pooled_batch_norm": PooledBatchNorm, "dropped": Dropped}
+OWN = {"tied_chain": TiedChain, "pooled_batch_norm": PooledBatchNorm}
 PLAN = {"tied_chain": {"tensor": {"middle": "column", "last": "row"}, "segments": 4}}
 
 
@@ -146,18 +134,6 @@ def test_what_trains_unequally_is_noted_with_the_key_that_helps(checked):
     assert checked("pooled_batch_norm", "single", "ddp", options=options, sync_batch_norm=True) == []
     more = {"sync_batch_norm": True, "gradient_accumulation_steps": 2}
     assert "of each micro-batch" in checked("pooled_batch_norm", "ddp", options=options, **more)[0]
-
-
-def test_dropout_is_noted_with_what_switches_it_off(checked):
-    for args, named in (
-        ({"dropout": 0.2}, "dropout"),
-        ({}, "drop"),
-        ({"dropout": 0.0, "function": 0.2}, "in its forward"),
-    ):
-        (note,) = checked("dropped", "single", "ddp", "zero3", args=args)
-        assert note.startswith("ddp, zero3 and strategies alike: model dropped has dropout")
-        assert f"({named})" in note
-    assert checked("dropped", "single", "ddp", "zero3", args={"dropout": 0.0}) == []
 
 
 def test_the_key_for_unused_parameters_is_for_ddp_and_fsdp(checked):

@@ -207,32 +207,6 @@ def test_signals_reach_the_job(server, write, number):
     assert child.wait(20) == 40 + number
 
 
-SLOW = """
-import time
-from shardlab.runs import signals
-obey = signals.obey
-signals.obey = lambda numbers: (time.sleep(0.5), obey(numbers))
-"""
-LATE = """
-import ctypes, operator, signal
-from functools import partial
-from shardlab.runs import forkserver
-wait = forkserver.select.select
-def interrupted(*words):
-    calls = partial(getattr(ctypes.CDLL(None), "raise"), signal.SIGINT), partial(wait, *words)
-    return [*map(operator.call, calls)][-1]  # without a bytecode between them, where Python looks for signals
-waits = [interrupted, wait]
-forkserver.select.select = lambda *words: waits.pop()(*words)
-forkserver.delegate(["program"])
-"""
-
-
-def test_a_signal_that_comes_when_nobody_looks_is_not_lost(serve, write):
-    """Between the client's last look for signals and its wait; before the job has its own reaction to them."""
-    write("time.sleep(60)")
-    assert serve(SLOW).start("-c", LATE).wait(20) == -signal.SIGINT
-
-
 def test_a_job_ends_with_its_client_and_its_monitor(server, write):
     for kill in ("client", "monitor"):
         child = server.start(write(WAITS))

@@ -1,16 +1,11 @@
 """GPUs that are missing, split, in use or have an old driver; the cores of a rank; releases of PyTorch."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
-from helpers.common import ROOT
 from shardlab.errors import UserError
 from shardlab.parallel import pipeline
-from shardlab.runs import cpu_binding, gpus
+from shardlab.runs import gpus
 from shardlab.runs.gpus import busy, listed, old_driver, other_torch, why_missing
 from shardlab.runtime import device
 from shardlab.settings import load, torch_releases
@@ -94,34 +89,6 @@ def test_a_rank_says_why_its_gpu_is_missing(driver, monkeypatch):
     driver(TWO.replace("580.95.05", "535.104.05"))
     with pytest.raises(UserError, match=r"rank 0 .* PyTorch sees 0: the driver 535.104.05 is too old for"):
         device.device_for_rank("cuda")
-
-
-PROGRAM = "from shardlab.runs import cpu_binding; cpu_binding.bind({lists}); print(cpu_binding.own())"
-
-
-def bound(lists, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(lists=lists)],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "scripts")} | environment,
-        text=True,
-        capture_output=True,
-        check=True,
-    )
-    return done.stdout.strip(), done.stderr
-
-
-def test_a_rank_runs_on_the_cores_of_its_gpu_only():
-    first, last = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))
-    lists = [str(first), str(last)]
-    assert bound(lists, LOCAL_RANK="1") == (lists[1], "")
-    # Of a node's GPUs Slurm gave this step the second: local rank 0 is not on GPU 0.
-    assert bound(lists, LOCAL_RANK="0", SLURM_STEP_GPUS="1") == (lists[1], "")
-
-
-def test_a_job_with_other_cores_is_not_bound_and_says_so():
-    cores, said = bound(["900-903"])
-    assert cores == cpu_binding.own()
-    assert "cpu_binding of GPU 0 is 900-903" in said
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def on(device, run):
 
 
 def test_what_lies_in_the_cpu_s_memory_is_no_device_s():
-    run = tiny_run("vit", "fsdp_offload")
+    run = tiny_run("mlp", "fsdp_offload")
     host, gpu = simulate([(on("cpu", run), None), (on("cuda", run), None)])
     (of_host,), (of_gpu,) = host["tensor_bytes"], gpu["tensor_bytes"]
     assert of_host["largest"]["weights"] > 0
@@ -228,18 +228,16 @@ def test_what_lies_in_the_cpu_s_memory_is_no_device_s():
 
 
 def test_attention_without_a_kernel_on_the_gpu_keeps_its_scores():
-    """CUDA's kernels have no float32 with grouped heads; in bf16 they do."""
+    """CUDA's kernels have no float32 with grouped heads."""
     run = tiny_run("llama2")
     assert run.model.args["kv_heads"] < run.model.args["heads"]
-    half = run.model_copy(update={"recipe": run.recipe.model_copy(update={"precision": "bf16"})})
-    cases = [(on(device, each), None) for each in (run, half) for device in ("cpu", "cuda")]
-    full_cpu, full_gpu, half_cpu, half_gpu = (
-        estimate["tensor_bytes"][0]["largest"]["activations"] for estimate in simulate(cases)
+    full_cpu, full_gpu = (
+        estimate["tensor_bytes"][0]["largest"]["activations"]
+        for estimate in simulate([(on(device, run), None) for device in ("cpu", "cuda")])
     )
     rows, length = run.recipe.global_batch_size, run.data.options["sequence_length"]
     scores = run.model.args["layers"] * rows * run.model.args["heads"] * length**2 * 4
     assert full_gpu - full_cpu > 0.9 * scores
-    assert half_gpu == half_cpu
 
 
 def test_what_no_plan_counts_is_left_free():

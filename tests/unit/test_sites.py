@@ -30,12 +30,10 @@ def loaded(**values):
 
 
 def lines(name):
-    """What the jobs of each stage request and start, on one GPU, a node, and two; names instead of paths."""
+    """What the jobs of each stage request and start, on one GPU, and on a node or two; names instead of paths."""
     config, site = loaded(site=name)
     most = site.ranks_per_node_max or 4
-    sizes = [(1, 1), (1, most)] + [(2, most), (2, most // 2)] * (site.nodes_max != 1)
-    if site.slurm and site.slurm.queue_for("train", 2, most):
-        sizes.pop()
+    sizes = [(1, 1), (1, most) if site.nodes_max == 1 else (2, most)]
     project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
     of_lines = mock.patch.object(slurm_lines, "COMMAND", Path("PROJECT/scripts/shardlab"))
     command = mock.patch.object(commands, "COMMAND", Path("PROJECT/scripts/shardlab"))

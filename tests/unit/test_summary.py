@@ -296,12 +296,11 @@ def test_a_row_belongs_to_its_run(tmp_path):
     assert summary.collect([single, ddp], tmp_path, 0).status[1] == "not evaluated"
 
 
-@pytest.mark.parametrize(("name", "key"), [("test", "loss"), ("train", "validation_loss"), ("train", "samples")])
-def test_an_edited_report_is_no_figure_of_the_table(tmp_path, name, key):
+def test_an_edited_report_is_no_figure_of_the_table(tmp_path):
     run = tiny_run("mlp")
     finished(tmp_path, run)
-    path = tmp_path / "single/mlp" / f"{name}.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: 1}))
+    path = tmp_path / "single/mlp/test.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"loss": 1}))
     rows = summary.collect([run], tmp_path, 0)
     assert rows.status[0].startswith("damaged: ")
     assert "seal" in rows.status[0]

@@ -11,8 +11,6 @@ from helpers.common import TINY, build, initial_weights, save_initial, tiny_run
 from shardlab import models
 from shardlab.errors import UserError
 from shardlab.models import weights
-from shardlab.parallel.fsdp import shard_dimension
-from shardlab.train import perturbed
 
 FOREIGN = [name for name, entry in MODELS.items() if entry.kind in ("dtypes", "frozen")]
 DTYPES = ("float32", "bfloat16")
@@ -124,30 +122,3 @@ def test_modules_that_are_drawn_one_by_one_keep_their_types(monkeypatch, tmp_pat
     assert model.ident.tolist() == [2**24 + 1]
     assert model.linear.bias.tolist() == [0.5, 0.5]
     assert [name for name, value in model.named_parameters() if value.requires_grad] == ["linear.weight"]
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-def test_a_twin_starts_one_rounding_away(name, tmp_path):
-    """Of the training's type, or of a tensor's own if that is wider; what is not floating point stays."""
-    run = foreign.run_of(name, "single", dtype="float32")
-    model = loaded(run, tmp_path / "weights")
-    perturbed.move(run, tmp_path / "weights", 1, tmp_path / "moved")
-    twin = build(run)
-    weights.materialize(twin, tmp_path / "moved", torch.device("cpu"))
-    moved, changed = models.state(twin), False
-    model.requires_grad_(False)
-    for key, value in models.state(model).items():
-        if not (value.is_floating_point() or value.is_complex()):
-            assert moved[key].equal(value)
-            continue
-        difference = ((moved[key] - value).abs() / value.abs()).nan_to_num(0.0)
-        assert float(difference.max() if value.numel() else 0) < 4 * torch.finfo(value.dtype).eps
-        changed |= bool((difference > 0).any())
-    assert changed
-
-
-def test_packed_matrices_are_sharded_along_another_dimension():
-    """Of gate and up in one matrix tensor parallelism gives each rank two pieces."""
-    assert shard_dimension((3, 8, 6), 2) == 1
-    assert shard_dimension((3, 8, 6), 2, packed=1) == 2
-    assert shard_dimension((8, 6), 2, packed=0) == 1
