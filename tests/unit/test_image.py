@@ -104,19 +104,6 @@ def test_what_is_missing_is_named(made, tmp_path, monkeypatch):
         made(command="true", base="debootstrap")
 
 
-def test_a_package_that_does_not_exist_leaves_the_old_wheels(tmp_path, monkeypatch):
-    (tmp_path / "lock.txt").write_text("shardlab-no-such-package==1\n")
-    house = tmp_path / "wheelhouse"
-    write_json(house / "wheels.json", {"old.whl": "0"})
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    words = [f"--lock={tmp_path}/lock.txt", f"--output={house}/wheels.json"]
-    monkeypatch.setattr(sys, "argv", ["shardlab wheelhouse", *words])
-    with pytest.raises(UserError, match="pip could not collect the packages of"):
-        image.wheelhouse()
-    assert [path.name for path in tmp_path.glob("*wheelhouse*")] == ["wheelhouse"]
-    assert "old.whl" in (house / "wheels.json").read_text()
-
-
 def test_an_image_that_was_changed_after_its_report(tmp_path):
     (tmp_path / "train.sif").write_text("image")
     digest = sha256(tmp_path / "train.sif")
@@ -142,21 +129,6 @@ def test_both_kinds_of_image_are_made_and_tested_by_the_same_scripts():
     assert "&& sh /containers/test.sh\n" in CONTAINERFILE
     path = section("environment").partition("export ")[2].strip()
     assert f"\nENV {path}\n" in CONTAINERFILE
-
-
-@pytest.mark.parametrize(
-    ("container", "bootstrap", "start"),
-    [
-        ({}, "docker", "python:3.11-slim"),
-        ({"base": "debootstrap"}, "debootstrap", "python:3.11-slim"),
-        ({"base": "rocm", "rocm_image": "rocm/pytorch:mine"}, "docker", "rocm/pytorch:mine"),
-    ],
-)
-def test_what_each_base_starts_from(monkeypatch, tmp_path, container, bootstrap, start):
-    monkeypatch.setattr(image, "sys", SimpleNamespace(version_info=SimpleNamespace(major=3, minor=11)))
-    header = filled(DEFINITION, arguments(tmp_path, **container)).splitlines()
-    assert header[0] == f"Bootstrap: {bootstrap}"
-    assert f"From: {start}" in header
 
 
 def test_the_definition_uses_every_argument_and_no_other(tmp_path):

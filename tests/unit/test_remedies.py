@@ -15,7 +15,6 @@ from shardlab.errors import PROFILE, remedy
 from shardlab.files import ROOT
 from shardlab.runs import stages
 from shardlab.settings import sites
-from shardlab.workflow import call_checks
 
 CALL = re.compile(r"\bsnakemake (?=-|results/|slurm\b|all\b)(.*)")
 
@@ -81,19 +80,6 @@ def test_a_remedy_has_the_profile_of_the_current_call(monkeypatch, environment, 
     text = remedy("make it", "results/ddp/mlp/plan.json", "-f")
     words = f"--profile {profile} -f results/ddp/mlp/plan.json"
     assert text == f"make it with: snakemake {words}, and the --config of your call"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--profile", "slurm", "--", "all"], "slurm"),
-        (["--profile=workflow/profiles/local", "all"], "workflow/profiles/local"),
-        (["--cores", "1", "all"], None),
-        (["--profile", "none", "--target-jobs", "train:"], None),
-    ],
-)
-def test_the_profile_of_a_call(arguments, expected):
-    assert call_checks.profile(arguments) == expected
 
 
 RULES = {

@@ -171,21 +171,6 @@ def test_time_and_memory_are_relative_to_one_device(tmp_path):
     ]
 
 
-def test_a_run_that_measured_nothing_leaves_its_cells_empty(tmp_path):
-    runs = [tiny_run("mlp"), tiny_run("mlp", "ddp")]
-    nothing = dict.fromkeys(("tensor_bytes", "peak_memory_bytes", "traffic"))
-    for run in runs:
-        finished(tmp_path, run, steps=[STEP], **nothing)
-    table = judge(summary.collect(runs, tmp_path, 0))
-    assert (table.status == "done").all()
-    assert table[["tensor_bytes", "weights_bytes", "peak_memory_bytes", "bytes_per_step"]].isna().all(axis=None)
-    found = run_data.collect(table, tmp_path)
-    drawn = charts.draw(found, ["mlp"])
-    assert not {"memory.mlp", "traffic.mlp", "memory_per_rank.ddp"} & set(drawn)
-    assert "| ddp" in summary_markdown.markdown(table, CONFIG, {})
-    assert html.html(found, drawn, CONFIG, {})
-
-
 def test_one_row_that_cannot_be_read_breaks_no_table(tmp_path):
     runs = [tiny_run("mlp"), tiny_run("mlp", "ddp")]
     finished(tmp_path, runs[0])

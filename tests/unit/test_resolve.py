@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 import docs
-from helpers.common import ROOT, tiny_run
+from helpers.common import ROOT
 from shardlab.errors import UserError
 from shardlab.settings import deepspeed, load, resolve
 from shardlab.settings.mesh import ParallelDims
-from shardlab.settings.pipeline_schedules import SCHEDULES, boundaries
+from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.types import RESERVED
 
 pytestmark = pytest.mark.usefixtures("site")
@@ -170,40 +170,11 @@ def test_the_matrix_resolves_with_every_size_and_data(size, data):
     assert {run.data.hub is not None for run in planned if run.workload != "mlp"} == {data == "hub"}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "ranks", "figures"),
-    [
-        ("ddp", 2, (2, 1, 1, 1, ("dp_replicate",))),
-        ("hsdp", 4, (4, 1, 2, 1, ("dp_replicate",))),
-        ("fsdp_tp", 4, (2, 2, 2, 1, ())),
-        ("fsdp_cp", 4, (2, 1, 4, 1, ())),
-        ("fsdp_tp_pp", 8, (2, 2, 2, 2, ())),
-        ("ep", 4, (4, 1, 1, 1, ("dp_replicate",))),
-    ],
-)
-def test_figures_of_a_mesh(strategy, ranks, figures):
-    """Parts of a batch, ranks that repeat others, shards of the states, stages, axes that reduce whole gradients."""
-    mesh = tiny_run("moe", strategy, ranks).mesh
-    assert (mesh.data_size, mesh.copies, mesh.shards, mesh.stages, mesh.replica_axes) == figures
-
-
 def test_ranks_of_an_axis_lie_a_stride_apart():
     dims = ParallelDims({"dp_replicate": 2, "pp": 3, "dp_shard": 5, "tp": 7})
     assert [dims.stride(axis) for axis in dims.root] == [105, 35, 7, 1]
     coordinates = {"dp_replicate": 1, "dp_shard": 3}
     assert dims.first_rank(dims.data_rank(coordinates)) == 105 + 3 * 7
-
-
-def test_stages_lie_in_a_line_a_loop_or_a_v():
-    lying = {
-        "1F1B": [[0], [1], [2]],
-        "Interleaved1F1B": [[0, 3], [1, 4], [2, 5]],
-        "ZBVZeroBubble": [[0, 5], [1, 4], [2, 3]],
-    }
-    for name, expected in lying.items():
-        schedule = SCHEDULES[name]
-        assert [schedule.stages(3, rank) for rank in range(3)] == expected
-        assert all(schedule.rank_of(3, stage) == rank for rank, stages in enumerate(expected) for stage in stages)
 
 
 @pytest.mark.parametrize(("segments", "stages"), [(4, 4), (14, 4), (6, 2), (7, 3)])

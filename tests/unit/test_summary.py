@@ -167,16 +167,13 @@ def test_what_is_at_a_threshold_is_within_it():
     assert relative(0.25, 0.0) == 0.25, "the difference itself"
     twins = 2.0**-13
     assert table(twins, single=1.0, ddp=1 + 10 * twins).equality[1] == "rounding"
-    assert table(twins, single=1.0, ddp=1 + 10 * twins, tolerance=twins).equality[1] == "equal"
     assert table(single=1.0, ddp=1 + twins, tolerance=twins).equality[1] == "equal"
     assert table(single=1.0, ddp=1.0, first={"ddp": PRECISIONS["float32"].first_tolerance}).equality[1] == "equal"
     assert table(single=1.0, ddp=1.0, first={"ddp": None}).equality[1] == "equal", "resumed at its last step"
     ends = [table(twins, single=1.0, ddp=1 + factor * twins, dtype="bf16").equality[1] for factor in (3, 4)]
     assert ends == ["equal", "unequal"]
-    assert [table(twins, single=1.0, ddp=1.0, dtype="bf16").equality[1] for twins in (1e-2, 1.01e-2)] == [
-        "equal",
-        "rounding",
-    ]
+    ends = [table(twins, single=1.0, ddp=1.0, dtype="bf16").equality[1] for twins in (1e-2, 1.01e-2)]
+    assert ends == ["equal", "rounding"]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance", "loss"), [("float32", 3e-5, 0.3), ("float64", 1e-11, -20.0)])
