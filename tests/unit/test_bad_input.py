@@ -34,10 +34,7 @@ CONFIGURATIONS = [
     ({"nodes": 2}, ["2 nodes are requested, but a run at site local can have at most 1"]),
     ({"nodes": 2, "site_settings": {"nodes_max": 4}}, ["site local has no `srun:`"]),
     ({"recipe": {"optimizer": {"name": "sgd", "nesterov": True}}}, ["`optimizer`", "nesterov needs momentum"]),
-    (
-        {"recipe": {"groups": {"head": {"decay": 0.1}}}},
-        ["unknown key `groups.head.decay`", "known keys: learning_rate_factor"],
-    ),
+    ({"recipe": {"groups": {"head": {"decay": 0.1}}}}, ["unknown key `groups.head.decay`", "learning_rate_factor"]),
 ]
 SWEEPS = [
     ({"lerning_rate": [1]}, "there is no key 'lerning_rate'; did you mean learning_rate?"),
@@ -60,20 +57,10 @@ STRATEGIES = [
     ({"cpu_offload": True, "dp_replicate": -1}, {}, UserError, ["cpu_offload needs dp_shard or cp; add it, or remove"]),
     ({"engine": "deepspeed", "config": "config/deepspeed/zero9.json"}, {}, UserError, ["zero9.json", "zero1.json"]),
     ({"pp": 2, "n_microbatches": 1}, {}, UserError, ["1F1B needs at least 2 microbatches; n_microbatches is 1"]),
-    (
-        {"pp": 2, "pipeline_schedule": "Interleaved1F1B", "n_microbatches": 5},
-        {},
-        UserError,
-        ["a multiple of 2 microbatches"],
-    ),
+    ({"pp": 2, "pipeline_schedule": "Interleaved1F1B", "n_microbatches": 5}, {}, UserError, ["a multiple of 2 micro"]),
     ({"pp": -1}, {"ranks_per_node": 8}, Unsupported, ["can be split into 4 segments, and mine needs 8"]),
     ({"pp": 2, "tp": 2, "sequence_parallel": True}, {"ranks_per_node": 4}, Unsupported, ["across pipeline stages"]),
-    (
-        {"single_process": "mp", "tp": 2},
-        {},
-        UserError,
-        ["single_process runs on one rank and takes no degrees; remove tp"],
-    ),
+    ({"single_process": "mp", "tp": 2}, {}, UserError, ["runs on one rank and takes no degrees; remove tp"]),
     ({"cp": 3}, {"ranks_per_node": 3}, Unsupported, ["sequence_length 64", "into 6 pieces, 2 for each"]),
     ({"cp": 8, "context": "ulysses"}, {"ranks_per_node": 8}, Unsupported, ["heads 4", "can be 1, 2, 4"]),
     ({"dp_replicate": -1, "ep": 2}, {}, UserError, ["ep also needs dp_shard; add dp_shard: 1"]),
@@ -93,12 +80,7 @@ STRATEGIES = [
             ({"dp_shard": -1, "ep": 2}, 6, "and the 3 ranks with the same ones divide neither their number nor hidden"),
         )
     ),
-    (
-        {"find_unused_parameters": True, "dp_shard": -1, "tp": 2},
-        {},
-        UserError,
-        ["works with dp_replicate and dp_shard"],
-    ),
+    ({"find_unused_parameters": True, "dp_shard": -1, "tp": 2}, {}, UserError, ["works with dp_replicate and dp_"]),
 ]
 NAMES = [
     ("ddp", "mnist@learning_rate=1e-3", "must be written mnist@learning_rate=0.001; use that"),

@@ -235,11 +235,7 @@ def test_splits_that_cannot_be_are_refused_by_the_settings_alone(settings, words
             "train (train[:15]) and test (train[60%:]) have rows in common",
             2,
         ),
-        (
-            {"splits": {"train": "train"}, "holdout": {"validation": 10, "test": 10}},
-            "20 rows of train, which has 20",
-            1,
-        ),
+        ({"splits": {"train": "train"}, "holdout": {"validation": 10, "test": 10}}, "20 rows of train, which has", 1),
         ({"columns": ["txt"]}, "there is no column 'txt'; did you mean text?", 3),
     ],
 )

@@ -17,12 +17,7 @@ CONFIG = {"JobRequeue": "1", "PreemptType": "preempt/partition_prio", "PreemptMo
     ("slurm", "partition", "config", "words"),
     [
         ({}, {}, {}, ["requests 60 min of at most 120; 120 s before", "is requeued", "warned 10 s before"]),
-        (
-            {},
-            {"GraceTime": "0"},
-            {},
-            ["killed without notice", "recipe.checkpoint_interval_minutes", "then it is requeued"],
-        ),
+        ({}, {"GraceTime": "0"}, {}, ["killed without notice", "checkpoint_interval_minutes", "then it is requeued"]),
         ({}, {"PreemptMode": "CANCEL"}, {}, ["(CANCEL)", "then it ends, and Snakemake submits it again"]),
         ({}, {"PreemptMode": "SUSPEND"}, {}, ["suspended and continues later"]),
         ({}, {}, {"PreemptType": "preempt/none"}, ["preemption: none on batch"]),

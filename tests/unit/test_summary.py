@@ -107,11 +107,7 @@ def test_what_is_not_equal_is_named_with_its_difference(values, reason):
 
 ROUNDING = "Of 2 runs, 1 equal to single; 1 not distinguishable from rounding (--config dtype=float64 settles it): ddp "
 SENTENCES = [
-    (
-        {"single": 2.0, "ddp": 2.0001, "fsdp": 2.0},
-        True,
-        "All 2 other runs are equal to single: first steps, validation loss ",
-    ),
+    ({"single": 2.0, "ddp": 2.0001, "fsdp": 2.0}, True, "All 2 other runs are equal to single: first steps, valid"),
     ({"single": 2.0}, True, "All runs are finished, and none but single, with which others are compared."),
     ({"ddp": 2.1, "single": 2.0, "fsdp": None}, False, "1 not equal to single: ddp x mlp (5.0e-02); 1 not finished: "),
     ({"single": None, "ddp": 2.0}, False, "Of 2 runs, 1 without a finished single to compare with: ddp x mlp; 1 not "),
@@ -123,11 +119,7 @@ SENTENCES = [
         f"{ROUNDING}x mlp (head.bias 1.0e-02, tolerance 1.0e-03).",
     ),
     # Low precision has no tolerance but twins.
-    (
-        {"single": 2.0, "ddp": 2.02, "dtype": "bf16"},
-        True,
-        "1 reported, as only twins tell what is rounding in low precision: ddp x mlp (1.0e-02).",
-    ),
+    ({"single": 2.0, "ddp": 2.02, "dtype": "bf16"}, True, "1 reported, as only twins tell what is rounding in low "),
     ({"single": 2.0, "idle": ("single",)}, False, "1 suspicious: single x mlp (its loss never changes)."),
     # What was compared: without twins nothing says what is rounding in weights, and the sentence does not claim it.
     ({"single": 2.0, "ddp": 2.0, "weights": {"ddp": (1.0,)}}, True, "first steps, validation loss and test loss."),
