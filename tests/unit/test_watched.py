@@ -7,7 +7,7 @@ from tensorboardX.proto.event_pb2 import Event
 from helpers.common import save_initial, tiny_run
 from shardlab.records import metrics
 from shardlab.train import loop
-from shardlab.train.metrics_log import EVENTS, MetricsLog
+from shardlab.train.metrics_log import EVENTS
 
 
 def events(folder):
@@ -40,15 +40,6 @@ def test_the_events_are_the_metrics(watched):
     for name in ("loss", "grad_norm", "learning_rate", "seconds"):
         assert drawn[f"train/{name}"] == pytest.approx({line["step"]: line[name] for line in lines}, rel=1e-6)
     assert drawn.keys() >= {"validation/loss"}
-
-
-def test_a_run_from_its_beginning_has_no_events_of_before(watched, tmp_path):
-    (tmp_path / EVENTS).mkdir()
-    (tmp_path / EVENTS / "events.old").write_bytes(b"of another run")
-    MetricsLog(tmp_path / metrics.NAME, 3).close()
-    assert (tmp_path / EVENTS).exists(), "one that goes on keeps them"
-    MetricsLog(tmp_path / metrics.NAME).close()
-    assert not (tmp_path / EVENTS).exists()
 
 
 def test_compiled_blocks_stay_compiled_after_the_counted_step(tiny_data, tmp_path, monkeypatch):
