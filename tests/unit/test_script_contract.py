@@ -45,7 +45,7 @@ def read_all(path, text, earlier=0):
         (line(1), "line 1 of .* is of step 1, but the first line of this attempt must be of step 0"),
         (line(0) + line(2), "line 2 of .* is of step 2, but step 1 comes next: step 1 is missing"),
         ("".join(map(line, range(STEPS + 1))), "line 5 of .* is of step 4, but this training has 4 steps, 0 to 3"),
-        (line(0) + line(1), "ends after step 1, but this training has 4 steps"),
+        ("".join(map(line, range(STEPS - 1))), "ends after step 2, but this training has 4 steps"),
         ("", "has no line, but this training has 4 steps"),
     ],
 )
