@@ -14,12 +14,14 @@ from shardlab.settings import model_rules, run_identity
 
 CALLS = """
 import importlib, json, sys
+from shardlab.cli import MODULES
 from shardlab.errors import UserError, remedy
 said = []
 for name, *words in json.loads(sys.argv[1]):
     sys.argv = [name, *words]
     try:
-        importlib.import_module(f"shardlab.cli.{name}").main()
+        module = importlib.import_module(f"shardlab.cli.{MODULES.get(name, name)}")
+        getattr(module, name if name in MODULES else "main")()
         said.append("")
     except UserError as error:
         said.append(str(error))
