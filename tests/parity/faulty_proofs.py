@@ -102,7 +102,7 @@ def died(run, folder):
 
 def partly_used(run, folder):
     """One process that has found parameters which some samples do not use."""
-    return one_process(run, folder)[0], {"unused_sometimes": ["expert"]}
+    return one_process(run, folder)._replace(seen={"unused_sometimes": ["expert"]})
 
 
 CASES = {
