@@ -97,7 +97,7 @@ def test_jobs_that_slurm_forgot_or_preempted_for_good_end():
 
 
 def test_only_the_node_that_is_down_is_avoided(monkeypatch):
-    reported = SimpleNamespace(stdout="n2\n")
+    reported = SimpleNamespace(stdout="n2\n", returncode=0)
     monkeypatch.setattr(slurm.subprocess, "run", lambda words, **_: reported if "--nodes=n[1-2]" in words else None)
     nodes = slurm_reattach.FailedNodes()
     nodes.add("n[1-2]")

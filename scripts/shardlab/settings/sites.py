@@ -237,7 +237,7 @@ BRACES = ("command", "flags", *OF_IMAGE)
 class ContainerExec(Strict):
     """Command that runs inside the image."""
 
-    command: str = Field("apptainer", description="apptainer or singularity, by name or path.")
+    command: str = Field("apptainer", description="Program that starts images, by name or path.")
     exec_template: list[str] = Field(
         default=["{command}", "exec", "{flags}", "--bind", "{binds}", "{image}"],
         description="Words that precede a command inside the image: {command}, {flags}, {image}; {binds}: the "
@@ -312,7 +312,9 @@ class Container(ContainerExec):
 class SiteRuntime(Strict):
     """Settings of the site that a running job needs; part of run.json."""
 
-    device: Literal["cpu", "cuda"] = Field("cpu", description="cpu: gloo between ranks; cuda: nccl, one GPU per rank.")
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu", description="cpu: gloo between ranks; cuda, also AMD's: nccl, one GPU per rank."
+    )
     nodes_max: PositiveInt | None = Field(None, description="Maximum nodes per run (null: no limit).")
     ranks_per_node_max: PositiveInt | None = Field(
         None, description="Maximum ranks per node, usually its GPUs (null: no limit)."
