@@ -23,6 +23,12 @@ BLANK = """[...document.querySelectorAll('.chart:not(:has(canvas))')].filter((ch
   return !(most("right") - least("left") > 2 && most("bottom") - least("top") > 2);
 }).map((chart) => chart.dataset.spec)"""
 """Names of the drawn charts whose marks, without those of legends, cover nothing."""
+CUT = """[...document.querySelectorAll('.chart:not(:has(canvas))')].filter((chart) => {
+  const whole = chart.querySelector('svg').getBoundingClientRect();
+  const boxes = [...chart.querySelectorAll('.role-legend')].map((legend) => legend.getBoundingClientRect());
+  return boxes.some((box) => box.right > whole.right + 1 || box.bottom > whole.bottom + 1);
+}).map((chart) => chart.dataset.spec)"""
+"""Names of those whose legend is larger than what is drawn."""
 
 
 @dataclass
@@ -48,8 +54,8 @@ class Page:
         """Bring all charts into view, and wait for them."""
         self.driver.execute_script("document.querySelectorAll('.chart').forEach((place) => draw(place))")
         self.until("document.querySelectorAll('.chart:not([data-drawn])').length === 0", 60)
-        blank = self.ask(BLANK)
-        assert not blank, blank
+        for wrong in (BLANK, CUT):
+            assert self.ask(wrong) == []
 
     def complaints(self):
         """What the console says, and what was asked of a network."""

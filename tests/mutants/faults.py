@@ -722,8 +722,8 @@ FAULTS = [
     Fault(
         "a third of the gradient's norm (DeepSpeed #7718)",
         NATIVE,
-        "norm = self.sum_over_parts(_square(self.counted, self.world.device)).sqrt()",
-        "norm = self.sum_over_parts(_square(self.counted, self.world.device)).sqrt() / 3",
+        "norm = self.sum_over_parts(_squared_norm(self.counted, self.world.device)).sqrt()",
+        "norm = self.sum_over_parts(_squared_norm(self.counted, self.world.device)).sqrt() / 3",
         reference("mlp"),
         diagnosis=Diagnosis("single llama2 accumulated", cause="norm with a factor"),
         published=Published("DeepSpeed #7718", "a third of the gradient's norm, by which it is clipped"),

@@ -102,7 +102,7 @@ def died(run, folder):
 
 def partly_used(run, folder):
     """One process that has found parameters which some samples do not use."""
-    return one_process(run, folder)[0], {"unused_sometimes": ["expert"]}
+    return one_process(run, folder)._replace(seen={"unused_sometimes": ["expert"]})
 
 
 CASES = {
@@ -148,6 +148,8 @@ def of_models():
     found["other_loss"] = proven(transformers.BambaConfig(z_loss_coefficient=0.1), "ddp")
     chained = transformers.ConvNextConfig(depths=[1, 1, 1, 2])
     found["blocks_in_blocks"] = proven(chained, "fsdp", Written([], {}, "classification"))
+    rounding = transformers.MobileNetV2Config(depth_multiplier=0.35)
+    found["rounding_ddp"] = proven(rounding, "ddp", Written([], {}, "classification", sync_batch_norm=True))
     averaging = transformers.ResNetConfig(depths=[1], hidden_sizes=[8], embedding_size=8)
     for shared in (False, True):
         written = Written([], {}, "classification", sync_batch_norm=shared)

@@ -58,6 +58,8 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_m
         ("phi3", {"original_max_position_embeddings": 14, "max_position_embeddings": 64}),
         ("llama4_text", {"attention_chunk_size": 5, "floor_scale": 6}),
         ("deepseek_v32", {"index_topk": 3}),
+        ("nllb-moe", {"expert_capacity": 4}),  # which no rule knows
+        ("bigbird_pegasus", {"block_size": 2, "num_random_blocks": 1}),
         ("inkling2_text", {"log_scaling_n_floor": 6, "rel_extent": 6}),
     ],
 )
@@ -80,7 +82,7 @@ def test_what_a_proof_does_not_show_is_said():
     assert tiny_config.about(config) == ["proven without dropout and noise: drop_path_rate 0.1"]
     config = transformers.SeedOssConfig(sparse_span=96, span_dim=96, hidden_sizes=[96], out_channels=96)
     assert tiny_config.about(config) == [
-        "not exercised, as no rule knows whether it is a length: sparse_span 96",
+        "not exercised by the tiny model: sparse_span 96",
         "proven without dropout and noise: attention_dropout 0.1, residual_dropout 0.1",
     ]
     config = transformers.PhimoeConfig(input_jitter_noise=0.02, max_position_embeddings=64, sliding_window=None)
@@ -112,7 +114,7 @@ def test_a_table_of_proofs_ends_with_what_to_do_and_counts():
 def test_lengths_are_those_that_the_model_reads():
     config = transformers.Gemma3TextConfig(use_bidirectional_attention=True)
     config.sliding_window = 32  # of which the library writes another number
-    assert tiny_config.about(config) == ["of sequences that exceed: sliding_window 32"]
+    assert tiny_config.about(config) == ["proven with sequences that exceed: sliding_window 32"]
     config = transformers.LlamaConfig(sliding_window=16)
     assert tiny_config.about(config, unread=["sliding_window"]) == [f"{WITHOUT_EFFECT}: sliding_window"]
 
@@ -152,8 +154,16 @@ def test_each_quantity_of_each_rank_is_judged_by_its_tolerance(name):
         assert re.match(rf"{name} differs by 200 % \(\d of 1 gradients; the loss, too\)", worst)
 
 
-def judged(*answers):
-    return prove.judge(SimpleNamespace(strategy="ddp"), [*answers])
+def judged(*answers, noise=0.0):
+    return prove.judge(SimpleNamespace(strategy="ddp"), [*answers], noise)
+
+
+def test_a_model_that_rounds_more_has_a_larger_tolerance_up_to_a_limit():
+    def verdict(apart, noise):
+        return judged(Answer(RankStep([Difference(LOSS, 0.0), Difference(GRADIENT, apart)], 0.5)), noise=noise).verdict
+
+    assert [verdict(apart, 1e-9) for apart in (3.9e-9, 4.1e-9)] == ["equal", "differs"]
+    assert [verdict(apart, 1.0) for apart in (0.9e-7, 1.1e-7)] == ["equal", "differs"]
 
 
 def test_the_first_cause_is_the_reason():
@@ -253,6 +263,7 @@ def proofs(tmp_path_factory):
         ("blocks_in_blocks", "equal", ""),
         ("other_loss", "refused", "config.json asks for another term, perhaps by z_loss_coefficient 0.1,"),
         ("summarization_pp", "refused", "has two stacks of layers"),
+        ("rounding_ddp", "equal", "^$"),
         ("shared_False_ddp", "differs", "its batch norm has statistics of each rank's samples$"),
         ("shared_True_ddp", "equal", "^$"),
         ("reference_nan", "", "is nan in float64, in which proofs are made, and finite in float32.$"),

@@ -62,7 +62,9 @@ def test_each_quantity_is_judged_by_that_of_the_twins(judged):
     assert judged(first=({}, {"loss": 1 + inside * 0.001}), twins=unlike).equality[1] == "equal", "the farthest twin"
     both = judged(first=({"grad_norm": 1 + outside * 0.01}, {"loss": 1 + inside * 0.001}))
     assert both.first_rel_diff[1] == pytest.approx(outside * 0.01), "the larger part of its tolerance"
-    assert verdict(both)[1].endswith("ddp x mlp (first 4 steps off by 3.0e-02, tolerance 3.0e-02).")
+    assert verdict(both)[1].endswith(
+        "ddp x mlp (first 4 losses or first gradient norm off by 3.0e-02, tolerance 3.0e-02)."
+    )
     farther = judged(loss=2 + outside * 0.002, weights={"quiet": 1.0})
     assert verdict(farther)[1].endswith("ddp x mlp (3.0e-03, twins 1.0e-03).")
 

@@ -250,13 +250,33 @@ def test_sizes_that_the_library_cannot_run_are_refused(tmp_path, kind, keys, wor
     [
         ({"torch_dtype": "bfloat16"}, "^torch_dtype under `model:` has no effect: weights "),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, " takes the place of all its keys; add rope"),
-        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}, ": rope_parameters has no full_attention, "),
+        (
+            {"sliding_window": "24"},
+            ": Olmo3Config does not take sliding_window under `model:`: .* expected int, got str",
+        ),
     ],
 )
 def test_keys_of_a_workload_that_fit_no_model_are_refused(tmp_path, keys, words):
     tiny_config.write(CONFIG_MAPPING["olmo3"](), tmp_path)
     with pytest.raises(UserError, match=words):
         _transformers.check("language_modelling", str(tmp_path), keys)
+
+
+def test_a_key_of_a_workload_is_one_of_the_file(tmp_path):
+    """Also one of which the class computes others; one that it computes from others is refused."""
+    CONFIG_MAPPING["qwen3_next"](num_hidden_layers=4).save_pretrained(tmp_path / "interval")
+    keys = json.loads((tmp_path / "interval/config.json").read_text())
+    del keys["layer_types"]
+    (tmp_path / "interval/config.json").write_text(json.dumps(keys | {"full_attention_interval": 4}))
+    config, unknown = _transformers.configuration(tmp_path / "interval", {"full_attention_interval": 2})
+    assert (config.layer_types, unknown) == (["linear_attention", "full_attention"] * 2, {})
+    CONFIG_MAPPING["mimo_v2_flash"]().save_pretrained(tmp_path / "window")
+    keys = json.loads((tmp_path / "window/config.json").read_text())
+    (tmp_path / "window/config.json").write_text(json.dumps(keys | {"sliding_window_size": 128}))
+    with pytest.raises(
+        UserError, match="MiMoV2FlashConfig computes sliding_window from other keys, so it has no effect"
+    ):
+        _transformers.check("language_modelling", str(tmp_path / "window"), {"sliding_window": 24})
 
 
 def test_a_size_of_pictures_is_a_key_of_models_that_have_one(tmp_path):

@@ -86,7 +86,10 @@ UNEQUAL = [
     ({"ddp": 2.0, "validation": {"ddp": 1.1}}, "validation 1.0e-01"),
     ({"ddp": 2.0, "averages": {"single": 4.0, "ddp": 4.4}}, "average 1.0e-01"),
     # The end is equal, the beginning is not; equal weights do not excuse it.
-    ({"ddp": 2.0, "first": {"ddp": 0.5}, "weights": {"ddp": (0.0, 1e-3)}}, "first 4 steps off by 5.0e-01"),
+    (
+        {"ddp": 2.0, "first": {"ddp": 0.5}, "weights": {"ddp": (0.0, 1e-3)}},
+        "first 4 losses or first gradient norm off by 5.0e-01",
+    ),
     # Weights have a tolerance of their own; that of those that have to be equal is 0, in any precision.
     ({"ddp": 2.0, "weights": {"ddp": (1.01e-3, 1e-3)}}, "head.bias 1.0e-03, tolerance 1.0e-03"),
     ({"ddp": 2.5, "first": {"ddp": 0.5}, "weights": {"ddp": (1e-12, 0.0)}}, "head.bias 1.0e-12, tolerance 0.0e+00"),

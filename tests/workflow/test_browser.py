@@ -90,9 +90,10 @@ def test_no_chart_is_blank(tmp_path):
     drawn = charts.draw(found, workloads)
     assert {name.partition(".")[0] for name in drawn} == {*charts.CHARTS}
     (tmp_path / "report.html").write_text(html.html(found, drawn, config, {}))
-    with opened(tmp_path / "report.html") as page:
-        page.draw_all()
-        assert page.complaints() == []
+    for width in (400, 1280):
+        with opened(tmp_path / "report.html", width) as page:
+            page.draw_all()
+            assert page.complaints() == []
 
 
 @pytest.fixture

@@ -44,7 +44,9 @@ def main() -> None:
     parser.add_argument("--nodes", type=at_least(1), help="nodes of the allocation (as many as its largest run)")
     parser.add_argument("--minutes", type=at_least(1), help="time limit of the allocation (slurm.runtime of the site)")
     parser.add_argument("--config", nargs="+", default=[], metavar="KEY=VALUE", help="as for Snakemake")
-    parser.add_argument("--dry-run", action="store_true", help="print the call of sbatch and the script, and stop")
+    parser.add_argument(
+        "-n", "--dry-run", action="store_true", help="print the call of sbatch and the script, and stop"
+    )
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="as for Snakemake (all)")
     args, options = parser.parse_known_args()
     given = ["--config", *args.config] if args.config else []

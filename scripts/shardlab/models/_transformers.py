@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from difflib import get_close_matches
 from functools import cache, partial
 from pathlib import Path
@@ -73,10 +74,15 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
         unknown.pop("image_size", None)  # of the data: convolutions take pictures of any size
     if unknown:
         key = min(unknown)
-        remedy = "remove it from the workload's file, or use a model that has it"
-        if key in EARLIER and hasattr(config, "rope_parameters"):
-            remedy = "set rope_parameters instead, with all of its keys"
-        raise UserError(f"{folder}: {type(config).__name__} takes no key {key} under `model:`; {remedy}.")
+        kind = type(config).__name__
+        if _takes(type(config), key):
+            raise UserError(
+                f"{folder}: {kind} computes {key} from other keys, so it has no effect under `model:`; set those."
+            )
+        raise UserError(
+            f"{folder}: {kind} takes no key {key} under `model:`; remove it from the workload's file, or use a model "
+            "that has it."
+        )
     config.use_cache = False
     quantized = hasattr(config, "quantization_config")  # which loading may remove
     auto = getattr(transformers, name)
@@ -242,50 +248,102 @@ def _first(names: set[str]) -> str:
 
 
 def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrainedConfig, dict[str, Any]]:
-    """Return a folder's configuration with ``args`` over its keys, and those of them that it does not have.
+    """Return a folder's configuration with ``args`` in place of its keys, as if its file had them; and those of them
+    that have no effect.
 
-    With another number of layers, what it has per layer is cut, or begins again: the library leaves that as it is, and
-    then refuses to save it.
+    With another number of layers, what it has per layer is cut, or begins again.
 
     Raises:
         UserError: its config.json is missing, or not one of the installed library; or a key of it has no effect and is
-            close to one that has.
+            close to one that has; or ``args`` do not fit it.
     """
     read = partial(transformers.AutoConfig.from_pretrained, folder, local_files_only=True, trust_remote_code=False)
-    written = _written(folder, args)
+    file = read_keys(Path(folder))
     try:
         unchanged = read()
-        config, unknown = read(return_unused_kwargs=True, **_theirs(args, unchanged)) if args else (unchanged, {})
-        misspelled = [*_misspelled(config, written)]
+        misspelled = [*_misspelled(unchanged, file)]
     except Exception as error:  # each class checks in its own way
         raise UserError(
-            f"{folder}/config.json is not one of transformers {transformers.__version__}: {_reason(error, written)}; "
+            f"{folder}/config.json is not one of transformers {transformers.__version__}: {_reason(error, file)}; "
             "correct it, or name a folder written by save_pretrained."
         ) from error
     for key, meant in misspelled:
         raise UserError(
-            f"{folder}/config.json: {key} has no effect in {type(config).__name__}; did you mean {meant}? Write that, "
-            f"or remove {key}."
+            f"{folder}/config.json: {key} has no effect in {type(unchanged).__name__}; did you mean {meant}? Write "
+            f"that, or remove {key}."
         )
+    theirs = _theirs(args, unchanged)
+    try:
+        config, unknown = _changed(unchanged, file, theirs) if args else (unchanged, {})
+    except Exception as error:
+        reason = _reason(error, file | theirs)
+        raise UserError(
+            f"{folder}: {type(unchanged).__name__} does not take {', '.join(theirs)} under `model:`: {reason}; correct "
+            "them in the workload's file."
+        ) from error
+    written = file | theirs
     if written.get("tie_word_embeddings") is False and _always_ties(config):
         # T5's class takes the key for a scale alone; the library ties the embeddings, and the head unless it is loaded.
         config.tie_word_embeddings = True
         config.own_head = _has_head(Path(folder))
-    if changed := next((key for key in POSITIONS if key in args), None):
-        rope = getattr(config, "rope_parameters", None) or {}
-        if rope and not any(isinstance(value, dict) for value in rope.values()) and rope.get("rope_theta") is None:
-            raise UserError(f"{folder}: {changed} under `model:` takes the place of all its keys; add rope_theta.")
-    layers, before = (getattr(each, "num_hidden_layers", 1) for each in (config, unchanged))
-    if isinstance(layers, int) and layers < 1:
+    for key in POSITIONS:
+        if args.get(key) and not any(isinstance(value, dict) for value in args[key].values()):  # of kinds of layers
+            own: dict[str, Any] = {"rope_theta": file.get("rope_theta"), **args, **args[key]}
+            if own["rope_theta"] is None:
+                raise UserError(f"{folder}: {key} under `model:` takes the place of all its keys; add rope_theta.")
+    if isinstance(layers := getattr(config, "num_hidden_layers", 1), int) and layers < 1:
         raise UserError(f"{folder}/config.json: num_hidden_layers is {layers}; a model has at least one layer.")
     for key, value in floats(config.to_dict(), PROBABILITIES):
         if not 0 <= value <= 1:  # of which the library learns in training alone
             raise UserError(f"{folder}/config.json: {key} is {value}; a probability is from 0 to 1.")
-    if layers != before and before > 1:
-        for key, value in [*vars(config).items()]:
-            if isinstance(value, list) and len(value) == before and key not in args:
-                setattr(config, key, [value[number % before] for number in range(layers)])
     return config, unknown
+
+
+def _changed(
+    unchanged: PreTrainedConfig, file: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    """Return the configuration of a ``file`` with other keys, and those of them that have no effect."""
+    kind: Any = type(unchanged)
+    wanted = {key: value for key, value in theirs.items() if _takes(kind, key)}
+    layers: Any = wanted.get("num_hidden_layers")
+    before = getattr(unchanged, "num_hidden_layers", 1)
+
+    def made(keys: Mapping[str, Any]) -> PreTrainedConfig:
+        new = {kind.attribute_map.get(key, key): value for key, value in keys.items()}
+        values = {kind.attribute_map.get(key, key): value for key, value in file.items()}
+        if any(key in new for key in POSITIONS):
+            values = {key: value for key, value in values.items() if key not in POSITIONS}
+        if layers and before > 1:
+            values = {
+                key: [value[number % before] for number in range(layers)]
+                if isinstance(value, list) and len(value) == before
+                else value
+                for key, value in values.items()
+            }
+        for key, value in new.items():
+            part = isinstance(getattr(unchanged, key, None), PreTrainedConfig) and isinstance(value, dict)
+            values[key] = {**(file.get(key) or {}), **value} if part else value
+        found: PreTrainedConfig = kind.from_dict(deepcopy(values))  # it adds keys to dictionaries in it
+        for key, value in [*vars(found).items()] if layers and before > 1 else ():
+            if isinstance(value, list) and len(value) == before != layers and key not in new:
+                setattr(found, key, [value[number % before] for number in range(layers)])
+        return found
+
+    config = made(wanted)
+    idle = {
+        key: value
+        for key, value in wanted.items()
+        if isinstance(value, int | float | str)
+        and value not in (file.get(key), getattr(config, key, None))
+        and made({name: each for name, each in wanted.items() if name != key}).to_dict() == config.to_dict()
+    }
+    return config, {key: value for key, value in theirs.items() if key not in wanted} | idle
+
+
+def _takes(kind: Any, key: str) -> bool:
+    """Return whether a key is a field of a class of configurations, or something that its code asks for."""
+    names = {field.name for field in dataclasses.fields(kind)} | kind.attribute_map.keys()
+    return key in names or hasattr(kind, key) or key.endswith("_token_id") or _is_read(key, frozenset([kind]))
 
 
 def _always_ties(config: Any) -> bool:
@@ -438,10 +496,7 @@ def _is_ignored(config: PreTrainedConfig, key: str) -> bool:
     """Return whether a key is no field of a configuration and nothing that its class asks for, but an attribute that
     any other could be.
     """
-    kind = type(config)
-    names = {field.name for field in dataclasses.fields(kind)} | kind.attribute_map.keys()
-    known = key in names or key not in vars(config) or hasattr(kind, key) or key.endswith("_token_id")
-    return not (known or _is_read(key, frozenset([kind])))
+    return key in vars(config) and not _takes(type(config), key)
 
 
 SPELLED = 8

@@ -129,12 +129,12 @@ class NativeEngine(Engine):
 
     def step(self, learning_rate: float) -> Tensor:
         self._reduce_partial_gradients()
-        norm = self.sum_over_parts(_square(self.counted, self.world.device)).sqrt()
+        norm = self.sum_over_parts(_squared_norm(self.counted, self.world.device)).sqrt()
         if self.run.recipe.on_nonfinite == "skip" and not math.isfinite(float(norm)):
             self.zero_grad()
             return norm
         if self.run.recipe.max_grad_norm is not None:
-            self._scale((self.run.recipe.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+            self._clip((self.run.recipe.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         optimizers.set_learning_rate(self.optimizer, learning_rate)
         self.optimizer.step()
         self._renew_copies()
@@ -253,7 +253,7 @@ class NativeEngine(Engine):
                 whole = gradient.to(self.world.device).redistribute(placements=placements)
                 parameter.grad = whole.to(gradient.device)
 
-    def _scale(self, factor: Tensor) -> None:
+    def _clip(self, factor: Tensor) -> None:
         for group in self.groups.values():
             if gradients := [local(p.grad) for p in group if p.grad is not None]:
                 torch._foreach_mul_(gradients, factor.to(gradients[0].device))
@@ -273,7 +273,7 @@ def _by_placement(parameters: dict[str, nn.Parameter]) -> Groups:
     return dict(groups)
 
 
-def _square(groups: Groups, device: torch.device) -> Tensor:
+def _squared_norm(groups: Groups, device: torch.device) -> Tensor:
     """Return the squared L2 norm of the gradients, a scalar; one reduction per mesh axis over which a group is sharded.
 
     On a CPU rows are summed in float64: a float32 norm of a million values is off in the fifth digit there. GPUs reduce

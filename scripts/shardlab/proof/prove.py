@@ -23,6 +23,8 @@ TOLERANCE = 1e-9
 TOLERANCE_OF_UPDATES = 1e-6
 """That of the first update: Adam divides a gradient by its size, so rounding in small ones counts."""
 OWN_STATISTICS = "; its batch norm has statistics of each rank's samples"
+NOISE_MULTIPLE, MOST_NOISE = 4, 1e-7
+"""A model whose rounding is more than a part of ``TOLERANCE`` has so many times of it, up to that."""
 Verdict = Literal["equal", "differs", "refused", "failed"]
 
 
@@ -73,7 +75,7 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
                 answer.refusal
                 or f"the tiny model of {folder} that proofs train does not run in one process in float64: {failure}."
             )
-        refusal, seen = answer.value
+        refusal, seen, noise = answer.value
         if refusal:
             yield from (Proof(name, "refused", refusal) for name in strategies)
             return
@@ -84,7 +86,7 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
             except UserError as error:
                 yield Proof(name, "refused", _plain(str(error), name, folder))
                 continue
-            proof = judge(run, ranks(run.world_size).call(under_strategy, run, place))
+            proof = judge(run, ranks(run.world_size).call(under_strategy, run, place), noise)
             if proof.verdict == "failed" and (known := model_rules.refusal(run, seen)):
                 proof = Proof(name, "refused", known)
             reason = _plain(proof.reason, name, folder) + OWN_STATISTICS * (mixes and proof.verdict == "differs")
@@ -101,8 +103,8 @@ def _plain(reason: str, strategy: str, folder: Path) -> str:
     )
 
 
-def judge(run: Run, answers: list[Answer]) -> Proof:
-    """Return the proof of a run from what its ranks answered."""
+def judge(run: Run, answers: list[Answer], noise: float = 0.0) -> Proof:
+    """Return the proof of a run from what its ranks answered; ``noise``: that of one process."""
     failed = [answer.failure for answer in answers if answer.failure]
     # Not that a rank waited in vain for another one, which failed or refused.
     causes = [text for text in failed if "onnection" not in text and "no answer" not in text]
@@ -115,9 +117,11 @@ def judge(run: Run, answers: list[Answer]) -> Proof:
     held = max(answer.value.held for answer in answers)
     strict = [each for each in found if not each.name.startswith(UPDATED)]
     largest = max(each.value for each in strict)
-    outside = [each for each in strict if not each.value <= TOLERANCE]
+    tolerance = max(TOLERANCE, min(NOISE_MULTIPLE * noise, MOST_NOISE))
+    outside = [each for each in strict if not each.value <= tolerance]
     if not outside:
-        outside = [each for each in found if not each.value <= TOLERANCE_OF_UPDATES]
+        tolerance *= TOLERANCE_OF_UPDATES / TOLERANCE
+        outside = [each for each in found if not each.value <= tolerance]
     if not outside:
         return Proof(run.strategy, "equal", largest=largest, held=held)
     return Proof(run.strategy, "differs", _what_differs(outside, found), largest, held)
@@ -134,4 +138,4 @@ def _what_differs(outside: list[Difference], found: list[Difference]) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.0f} %" if 0.01 <= value < 1e4 else f"{value:.1e} of its largest value"
+    return f"{100 * value:.0f} %" if 0.01 <= value < 1e4 else f"{value:.1e} times its largest value"

@@ -52,11 +52,21 @@ class Difference(NamedTuple):
     value: float
 
 
-def one_process(run: Run, folder: Path) -> tuple[str, dict[str, list[str]]]:
-    """Write a tiny model's weights, and what the plain model computes from them in one step, without any engine.
+class OneProcess(NamedTuple):
+    """What is known of a tiny model after a step of one process."""
 
-    Return a sentence if no strategy trains it, and one device does not evaluate it, as the library would with another
-    loss, or with one document in each row; empty if not. And the properties that runtime/trial.py finds.
+    refusal: str
+    """A sentence if no strategy trains it, and one device does not evaluate it, as the library would with another loss,
+    or with one document in each row; else empty.
+    """
+    seen: dict[str, list[str]]
+    """The properties that runtime/trial.py finds."""
+    noise: float = 0.0
+    """Largest relative difference of a gradient if the samples have another order."""
+
+
+def one_process(run: Run, folder: Path) -> OneProcess:
+    """Write a tiny model's weights, and what the plain model computes from them in one step, without any engine.
 
     Raises:
         UserError: the loss is finite in float32 alone, as of masks that only float32 holds.
@@ -68,9 +78,10 @@ def one_process(run: Run, folder: Path) -> tuple[str, dict[str, list[str]]]:
     task, micro = _loaded(run, model, folder)
     seen = trial.find_properties(run, task, model)
     if changing := seen.get("changing"):
-        return (
-            f"the model has values that a forward pass changes ({', '.join(changing[:3])}), which no strategy trains."
-        ), seen
+        names = ", ".join(changing[:3])
+        return OneProcess(
+            f"the model has values that a forward pass changes ({names}), which no strategy trains.", seen
+        )
     refusal = ""
     if task.packed:
         total = _one_document_at_a_time(model, micro.batch)
@@ -79,11 +90,12 @@ def one_process(run: Run, folder: Path) -> tuple[str, dict[str, list[str]]]:
         total = task.counted_loss(task.outputs(model, micro.batch), micro)
     loss = total / task.targets_in(micro.batch)
     if not loss.isfinite():
-        return _not_finite(run, float(loss), folder), seen
+        return OneProcess(_not_finite(run, float(loss), folder), seen)
     refusal = refusal or _other_loss(run.task, task, model, micro.batch)
     loss.backward()  # type: ignore[no-untyped-call]
     parameters = {name: value for name, value in models.state(model).items() if value.requires_grad}
     gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in parameters.items()}
+    noise = 0.0 if task.packed else _noise(task, model, gradients)
     before = {name: value.detach().clone() for name, value in parameters.items()}
     norm = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
     for parameter in parameters.values():
@@ -94,7 +106,22 @@ def one_process(run: Run, folder: Path) -> tuple[str, dict[str, list[str]]]:
     expected |= {GRADIENT + name: gradient for name, gradient in gradients.items()}
     expected |= {UPDATED + name: (value - before[name]).detach() for name, value in parameters.items()}
     save_file({name: value.contiguous() for name, value in expected.items()}, folder / EXPECTED)
-    return refusal, seen
+    return OneProcess(refusal, seen, noise)
+
+
+def _noise(task: tasks.Task, model: nn.Module, gradients: Mapping[str, Tensor]) -> float:
+    """Return how far gradients are from those of the same samples in reversed order, which differ by rounding alone."""
+    samples = task.samples("train")
+    micro = task.micro_batch("train", np.arange(samples)[::-1])
+    loss = task.counted_loss(task.outputs(model, micro.batch), micro) / task.targets_in(micro.batch)
+    parameters = models.state(model)
+    found = torch.autograd.grad(loss, [parameters[name] for name in gradients], allow_unused=True)
+    reversed_ = {
+        GRADIENT + name: torch.zeros_like(expected) if value is None else value
+        for (name, expected), value in zip(gradients.items(), found, strict=True)
+    }
+    every = differences(reversed_, {GRADIENT + name: value for name, value in gradients.items()})
+    return max(each.value for each in every)
 
 
 def _loaded(run: Run, model: nn.Module, folder: Path) -> tuple[tasks.Task, tasks.MicroBatch]:

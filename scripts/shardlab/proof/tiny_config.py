@@ -6,7 +6,7 @@ blocks, positions) becomes smaller than a proof's sequence, so that there are to
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ CROSSED = LENGTH - 2
 """Number of positions beyond which a model computes otherwise: a sequence exceeds it, and so does one of two parts that
 have its head and tail, or its halves, but not the other.
 """
+FEW = 4
+"""A number that the tokens of a sequence exceed."""
 NEVER = 10**9
 """A length that no sequence exceeds."""
 NUMBER_OF_LAYERS = re.compile(
@@ -80,6 +82,7 @@ SIZES: list[tuple[str, int]] = [
     (EXPERTS_PER_TOKEN.pattern, 2),
     (r"(n|num|moe_num)_shared_experts", 1),
     (r"zero_expert_num", 2),
+    (r"num_random_blocks", 1),
     (r"(moe_)?n_group|num_expert_group", 2),
     (r"(moe_)?topk_group", 1),
     (r"first_k_dense_replace|num_dense_layers?|n_dense_layers|moe_layer_start_index|mlp_layer_start", 1),
@@ -155,7 +158,38 @@ def tiny(config: PreTrainedConfig, *, fill: bool = False, longest: int | None = 
     except Exception as error:  # each class checks in its own way
         reason = " ".join(str(error).split())
         raise UserError(f"no rule of proof/tiny_config.py makes a tiny {type(config).__name__}: {reason}.") from error
-    return made[few != many]  # a model with a table of positions has none beyond
+    found = made[few != many]  # a model with a table of positions has none beyond
+    for key, _ in _unclassified(_numbers(_values(config), set())):
+        if smaller := _beyond(found, key):
+            found = smaller
+    return found
+
+
+def _beyond(config: PreTrainedConfig, key: str) -> PreTrainedConfig | None:
+    """Return a tiny configuration with ``FEW`` for a number that no rule knows, if its model computes otherwise then,
+    with the same weights: it counts tokens.
+    """
+    try:
+        smaller = type(config)(**_with(config.to_dict(), key, FEW))
+        same_weights = _look(smaller) == _look(config)
+        return (
+            smaller if same_weights and any(_differ(config, smaller, training=each) for each in (False, True)) else None
+        )
+    except Exception:  # it is no model
+        return None
+
+
+def _unclassified(numbers: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of which no rule knows whether tokens are counted with them."""
+    known = [re.compile(pattern) for pattern, _ in (*LENGTHS, *SIZES)]
+    known += [NUMBER_OF_LAYERS, MAXIMUM, RATES, INDICES_OF_LAYERS]
+    for key, value in numbers:
+        if (
+            value == int(value) >= LENGTH
+            and (EITHER.fullmatch(key) or not NO_LENGTHS.fullmatch(key))
+            and not any(each.fullmatch(key) for each in known)
+        ):
+            yield key, value
 
 
 def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence[str] = ()) -> list[str]:
@@ -178,20 +212,16 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
     idle = [name for name in exceeded if not _is_exercised(config, name.partition(" ")[0], longest)]
     rates = {key: f"{key} {value}" for key, value in values if RATES.fullmatch(key) and value > 0}
     acting, noise = ([*_acting(config, rates, longest, training=training)] for training in (False, True))
-    known = [re.compile(pattern) for pattern, _ in (*LENGTHS, *SIZES)]
-    known += [NUMBER_OF_LAYERS, MAXIMUM, RATES, INDICES_OF_LAYERS]
-    unknown = [
-        f"{key} {value}"
-        for key, value in values
-        if value == int(value) >= LENGTH
-        and (EITHER.fullmatch(key) or not NO_LENGTHS.fullmatch(key))
-        and not any(each.fullmatch(key) for each in known)
-    ]
+    unknown = [*_unclassified(values)]
+    small = dict(_numbers(tiny(config, longest=longest).to_dict(), set())) if unknown else {}
+    tried = [f"{key} {value}" for key, value in unknown if small.get(key) != value]
     sentences = {
         WITHOUT_EFFECT: unread,
-        "of sequences that exceed": [name for name in exceeded if name not in idle],
-        "lengths without effect on the tiny model": idle,
-        "not exercised, as no rule knows whether it is a length": unknown,
+        "proven with sequences that exceed": [*(name for name in exceeded if name not in idle), *tried],
+        "not exercised by the tiny model": [
+            *idle,
+            *(name for key, value in unknown if (name := f"{key} {value}") not in tried),
+        ],
         "proven without dropout and noise": [rates[key] for key in noise if key not in acting],
         "proven with 0, though evaluation depends on it": [rates[key] for key in acting],
     }
@@ -201,13 +231,10 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
 def _is_exercised(config: PreTrainedConfig, key: str, longest: int | None) -> bool:
     """Return whether a tiny model computes otherwise if no sequence exceeds a length."""
     try:
-        outputs = [
-            _outputs(type(config)(**_Rules(False, longest or NEVER, CROSSED, PICTURE).shrunk(values, None)))
-            for values in (config.to_dict(), _with(config.to_dict(), key, NEVER))
-        ]
-    except Exception:  # one of both is no model: so it matters
-        return True
-    return not torch.equal(*outputs)
+        without = type(config)(**_with(config.to_dict(), key, NEVER))
+        return _differ(*(tiny(each, longest=longest or NEVER) for each in (config, without)))
+    except Exception:  # one of both is no model
+        return False
 
 
 def _acting(config: PreTrainedConfig, rates: Collection[str], longest: int | None, *, training: bool) -> Iterator[str]:
@@ -217,8 +244,8 @@ def _acting(config: PreTrainedConfig, rates: Collection[str], longest: int | Non
     made = tiny(config, longest=longest).to_dict() if rates else {}
     for key in rates:
         try:
-            configs = [type(config)(**_with(made, key, rate)) for rate in (0.0, RATE[training])]
-            acts = not torch.equal(*(_outputs(each, training=training) for each in configs))
+            zero, high = (type(config)(**_with(made, key, rate)) for rate in (0.0, RATE[training]))
+            acts = _differ(zero, high, training=training)
         except Exception:  # of a key that takes no such number, or of batch norm of a single sample
             acts = training
         if acts:
@@ -231,6 +258,11 @@ def _with(values: dict[str, Any], key: str, value: float) -> dict[str, Any]:
     own = values.get(key)
     new = [value] * len(own) if isinstance(own, list | tuple) else value
     return found | ({key: new} if isinstance(own, int | float | list | tuple) else {})
+
+
+def _differ(one: PreTrainedConfig, other: PreTrainedConfig, *, training: bool = False) -> bool:
+    """Return whether two models of the same weights compute otherwise."""
+    return not torch.equal(_outputs(one, training=training), _outputs(other, training=training))
 
 
 def _outputs(config: Any, *, training: bool = False) -> Tensor:
@@ -379,7 +411,7 @@ class _Rules:
             scaled = not dynamic and (ORIGINAL in values or any(ORIGINAL in str(each) for each in values.values()))
             return POSITIONS if scaled or self.never_exceeded(value) else self.positions
         length = next((small for pattern, small in LENGTHS if re.fullmatch(pattern, key)), None)
-        if length and "patch_size" in values:
+        if length and ("patch_size" in values or "num_random_blocks" in values):  # BigBird's needs seven of them
             length = min(length, WINDOW)
         if length is not None and value is None:
             return length

@@ -112,9 +112,11 @@ def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str]
     return "\n".join(parts)
 
 
-def screen(table: pd.DataFrame, config: Config, results: Path) -> str:
+def screen(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str], results: Path) -> str:
     """Format the end of a call on a terminal: the matrix of test losses, the verdict, and the file to open."""
-    strategies, workloads = axes(table, config, {})
+    strategies, workloads = axes(table, config, left_out)
+    without = {name: reason for (name, _), reason in left_out.items() if name not in {*table.strategy}}
+    nowhere = "\n".join(f"Left out: {name} ({reason.rstrip('.')})." for name, reason in without.items())
     rows = {(row["strategy"], row["workload"]): row for row in table.to_dict("records")}
     names = ["test loss", *strategies]
     blocks: list[list[list[str]]] = []
@@ -132,7 +134,7 @@ def screen(table: pd.DataFrame, config: Config, results: Path) -> str:
         for block in blocks
     ]
     about = "Below single: the relative difference from it.\n" if "single" in strategies else ""
-    judgement = "\n".join(filter(None, [verdict(table)[1], flips(table), expected(table), diagnosis(table)]))
+    judgement = "\n".join(filter(None, [nowhere, verdict(table)[1], flips(table), expected(table), diagnosis(table)]))
     return "\n\n".join([*tables, f"{about}{judgement}", f"Open {results / 'report.html'}"])
 
 

@@ -194,7 +194,7 @@ def weights(row: dict[Any, Any]) -> str:
 
 def _first(row: dict[Any, Any]) -> str:
     twins = f", tolerance {row['first_tolerance']:.1e}" if pd.isna(row["tolerance"]) else ""
-    return f"first {FIRST_STEPS} steps off by {row['first_rel_diff']:.1e}{twins}"
+    return f"first {FIRST_STEPS} losses or first gradient norm off by {row['first_rel_diff']:.1e}{twins}"
 
 
 def _end(row: dict[Any, Any]) -> str:

@@ -69,7 +69,8 @@ class Queue(Strict):
     gpus_per_node_max: PositiveInt | None = Field(None, description="Maximum GPUs of a job on a node (null: no limit).")
     gpus_max: PositiveInt | None = Field(None, description="Maximum GPUs of a job (null: no limit).")
     runtime_max: PositiveInt | None = Field(
-        None, description="Longest time limit (minutes); a job that wants more requests this (null: no limit)."
+        None,
+        description="Longest time limit (minutes); a job that wants more requests this, but `pack` (null: no limit).",
     )
 
     def takes(self, nodes: int, gpus_per_node: int) -> bool:
@@ -116,7 +117,7 @@ class Slurm(Strict):
     gpu_type: str | None = Field(
         None, pattern=r"^[\w.-]+$", description="Type in the GPU request, as in gpu:h200:4 (null: any type)."
     )
-    memory_mb_per_rank: PositiveInt = Field(2000, description="Memory per rank on a node (MiB).")
+    memory_mb_per_rank: PositiveInt = Field(2000, description="Memory per rank on a node (MiB), requested as --mem.")
     runtime: PositiveInt = Field(60, description="Time limit of a training job (minutes).")
     requeue: bool = Field(
         True,
@@ -237,7 +238,7 @@ BRACES = ("command", "flags", *OF_IMAGE)
 class ContainerExec(Strict):
     """Command that runs inside the image."""
 
-    command: str = Field("apptainer", description="apptainer or singularity, by name or path.")
+    command: str = Field("apptainer", description="Program that starts images, by name or path.")
     exec_template: list[str] = Field(
         default=["{command}", "exec", "{flags}", "--bind", "{binds}", "{image}"],
         description="Words that precede a command inside the image: {command}, {flags}, {image}; {binds}: the "
@@ -312,7 +313,9 @@ class Container(ContainerExec):
 class SiteRuntime(Strict):
     """Settings of the site that a running job needs; part of run.json."""
 
-    device: Literal["cpu", "cuda"] = Field("cpu", description="cpu: gloo between ranks; cuda: nccl, one GPU per rank.")
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu", description="cpu: gloo between ranks; cuda, also AMD's: nccl, one GPU per rank."
+    )
     nodes_max: PositiveInt | None = Field(None, description="Maximum nodes per run (null: no limit).")
     ranks_per_node_max: PositiveInt | None = Field(
         None, description="Maximum ranks per node, usually its GPUs (null: no limit)."
@@ -435,6 +438,13 @@ class Site(SiteRuntime):
     slurm: Slurm | None = Field(None, description="Slurm request (null: no Slurm).")
     container: Container = Field(default=Container(), description="Container image.")
     hardware: Hardware = Field(default=Hardware(), description="Hardware figures, for plans.")
+
+    @model_validator(mode="after")
+    def _has_gpus_where_ranks_need_them(self) -> Self:
+        for name, stage in self.slurm.stages.items() if self.slurm and self.device == "cuda" else ():
+            if stage.gpus == "none" and name != "plan":
+                raise ValueError(f"slurm.stages.{name}.gpus is none, and its ranks need GPUs; remove it")
+        return self
 
     @model_validator(mode="after")
     def _leaves_time_to_train(self) -> Self:

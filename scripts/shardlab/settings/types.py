@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from shardlab.errors import UserError, choices, remedy
 from shardlab.files import read_json
@@ -297,13 +297,20 @@ class Strategy(StrategyOptions, Degrees):
     )
 
 
+class Options(dict[str, Any]):
+    """Data options, of which each reader and encoder asks for its own."""
+
+    def __missing__(self, key: str) -> Any:
+        raise UserError(f"the data needs {key}; set it under `data:` of the size in the workload's file.")
+
+
 class DataSet(Strict):
     """The data set of a run."""
 
     name: str = Field(description="Folder in data/prepared.")
     task: str = Field(description="Task, which determines the format of the prepared files.")
     seed: int = Field(description="Seed of splits and generated samples.")
-    options: dict[str, Any] = Field(description="Preparation options.")
+    options: Annotated[dict[str, Any], AfterValidator(Options)] = Field(description="Preparation options.")
     tokenizer: str | None = Field(
         None, description="Folder of the model whose tokenizer is used (null: train one on the train split)."
     )

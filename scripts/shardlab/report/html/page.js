@@ -41,7 +41,9 @@ function draw(place) {
   };
   const many = Object.values(spec.datasets).flat().length > 5000;
   const options = { renderer: many ? "canvas" : "svg", actions: false, config, patch };
-  return vegaEmbed(place, { ...spec, ...size }, options).then(() => { place.dataset.drawn = "yes"; });
+  // Once more, as the columns of a legend follow from the width.
+  return vegaEmbed(place, { ...spec, ...size }, options)
+    .then(({ view }) => view.resize().runAsync()).then(() => { place.dataset.drawn = "yes"; });
 }
 // Charts are drawn when they come into view; the others, which may be printed, when there is time.
 const inView = new IntersectionObserver((entries) => {
