@@ -33,7 +33,10 @@ LLAMA4 = ["chunked_attention"] * 2 + ["full_attention"] * 2
     [
         ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_key_value_heads": 2}),
         ("gemma3n_text", {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}),
-        ("deepseek_v3", {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "qk_rope_head_dim": 8, "head_dim": 8}),
+        (
+            "deepseek_v3@qk_rope_head_dim=16",
+            {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "qk_rope_head_dim": 8, "head_dim": 8},
+        ),
         ("lfm2@full_attn_idxs=[2,5,8]", {"layer_types": ["conv", "full_attention"] * 2}),
         ("llama4_text@moe_layers=[1,3]", {"moe_layers": [1, 2], "layer_types": LLAMA4}),
     ],

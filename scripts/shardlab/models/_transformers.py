@@ -383,7 +383,7 @@ IN_POSITIONS = 0.85
 """The same for keys of rotary positions, of which the library has a list."""
 
 
-WITHOUT_EFFECT = "keys of config.json that no code of its class reads (texts and switches: only those it does not know)"
+WITHOUT_EFFECT = "found without effect in config.json (of texts and switches only those that its class does not know)"
 """What ``unread`` returns, in words."""
 
 

@@ -73,7 +73,8 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
             failure = f"{answer.failure}".rstrip(".")
             raise UserError(
                 answer.refusal
-                or f"the tiny model of {folder} that proofs train does not run in one process in float64: {failure}."
+                or f"the tiny model of {folder} that proofs train does not run in one process in float64: {failure}; "
+                "ddp and fsdp may train it."
             )
         refusal, seen, noise = answer.value
         if refusal:

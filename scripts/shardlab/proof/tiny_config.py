@@ -324,9 +324,9 @@ def _look(config: Any) -> tuple[list[torch.Size], bool]:
 
 def _takes_pictures(config: Any) -> bool:
     """Return whether a model takes pictures of its own size: strides may leave nothing of small ones."""
-    with torch.device("meta"):
-        model: Any = getattr(transformers, CLASSES["classification"][0]).from_config(config).eval()
     try:
+        with torch.device("meta"):
+            model: Any = getattr(transformers, CLASSES["classification"][0]).from_config(config).eval()
         with torch.no_grad(), on_fake_tensors(model):
             model(example(model))
     except Exception:  # whatever the library makes of too few pixels
@@ -421,6 +421,9 @@ class _Rules:
             return value
         if key == "image_size" and value is not None:
             return self.picture
+        rotary = values.get("qk_rope_head_dim")
+        if key == "head_dim" and rotary and value:  # latent attention: that of a query's rotated part, or of both parts
+            return ROTARY if value == rotary else HEAD + ROTARY
         small = next((small for pattern, small in SIZES if re.fullmatch(pattern, key)), value)
         if small == value or small is None or value is None:
             return small
@@ -431,9 +434,6 @@ class _Rules:
             return EXPERTS + 1
         if key == "num_kv_shared_layers" and value == _number_of_layers(values):
             return LAYERS
-        rotary = values.get("qk_rope_head_dim")
-        if key == "head_dim" and rotary:  # latent attention: that of a query's rotated part, or of both parts
-            return ROTARY if value == rotary else HEAD + ROTARY
         if key == "attention_hidden_size" or (key == "attention_head_dim" and "attention_hidden_size" in values):
             width = WIDTH * max(1, values["attention_hidden_size"] // values["hidden_size"])
             return width if key == "attention_hidden_size" else width // HEADS
