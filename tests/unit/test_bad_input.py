@@ -291,3 +291,9 @@ def test_a_test_loss_that_is_no_number(tiny_data, tmp_path, monkeypatch, value):
     monkeypatch.setattr(type(task), "loss", lambda *_: torch.tensor(value))
     with pytest.raises(UserError, match=f"llama2: the test loss of these weights is {value}: "):
         evaluation.evaluate_whole(run, tiny_data / "llama2", weights)
+
+
+def test_a_data_option_that_is_missing(tmp_path):
+    data = tiny_run("mlp").data
+    del data.options["noise"]
+    assert "the data needs noise; set it under `data:` of the size" in sentence(data_sets.read, data, tmp_path)
