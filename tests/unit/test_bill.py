@@ -112,6 +112,6 @@ def test_what_a_call_requests_and_plans_in_one_sentence():
     requests = [Request("train", asked)] * 2 + [Request("train", asked | {"slurm_partition": "whole", "qos": "normal"})]
     assert planned_hours.sentence(requests, [1.0, None], "Trainings", Slurm(gpus="gres", queues=QUEUES), tries=2) == (
         "Trainings request at most 12.0 GPU-hours, charged as 3.0 node-hours: the time limits of 3 jobs; "
-        "6.0 if every job is tried 2 times; planned for 1 training: 1 device-hours, "
+        "6.0 node-hours if every job is tried 2 times; planned for 1 training: 1 device-hours, "
         "without 1 training of unknown length."
     )

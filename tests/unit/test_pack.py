@@ -25,11 +25,20 @@ def test_the_allocation_is_whole_nodes_with_a_warning_before_its_end():
     assert 'scontrol requeue "$SLURM_JOB_ID"' in script
 
 
+QUEUE = {"slurm": {"queues": {"short": {"partition": "short", "runtime_max": 240}}}}
+
+
 @pytest.mark.parametrize(
     ("values", "nodes", "minutes", "sentence"),
     [
         ({"nodes": 2}, 1, None, r"ddp x mlp needs 2 nodes; raise --nodes to 2"),
         ({}, None, 3, r"3 min are too short, as the last 180 s start nothing; raise --minutes"),
+        (
+            {"site": "test", "ranks_per_node": 2, "site_settings": QUEUE},
+            None,
+            300,
+            "--minutes 300 is more than the queue's runtime_max, 240; lower it, ",
+        ),
         ({"site": "local"}, None, None, r"site local has no slurm: and srun:"),
     ],
 )

@@ -92,6 +92,12 @@ def submission(call: CallRuns, nodes: int | None, minutes: int | None, arguments
         if size[1] > per_node:
             slurm.queue_for(site.slurm, "train", nodes, most)
     requested = slurm.resources(site, "train", nodes, per_node)
+    queue = slurm.queue_for(site.slurm, "train", nodes, per_node)
+    if minutes and minutes > (queue.runtime_max or minutes):
+        raise UserError(
+            f"--minutes {minutes} is more than the queue's runtime_max, {queue.runtime_max}; lower it, or name a queue "
+            "of longer jobs first in slurm.queue."
+        )
     if minutes:
         requested["runtime"] = minutes
     late = site.warning + LATE

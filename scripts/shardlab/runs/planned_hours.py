@@ -46,7 +46,7 @@ def sentence(
         amount = f"{charged:,.1f} {site.unit}"
         if gpus and (gpus, "GPU-hours") != (charged, site.unit):
             amount = f"{gpus:,.1f} GPU-hours, charged as {amount}"
-        again = f"; {tries * charged:,.1f} if every job is tried {tries} times" * (tries > 1)
+        again = f"; {tries * charged:,.1f} {site.unit} if every job is tried {tries} times" * (tries > 1)
         limits = f"the time limits of {_counted(len(listed), 'job')}"
         parts.append(f"{what} request at most {amount}: {limits}{again}")
     if there:

@@ -70,7 +70,7 @@ class Queue(Strict):
     gpus_max: PositiveInt | None = Field(None, description="Maximum GPUs of a job (null: no limit).")
     runtime_max: PositiveInt | None = Field(
         None,
-        description="Longest time limit (minutes); a job that wants more requests this, but `pack` (null: no limit).",
+        description="Longest time limit (minutes); a job that wants more requests this; not `pack` (null: no limit).",
     )
 
     def takes(self, nodes: int, gpus_per_node: int) -> bool:
