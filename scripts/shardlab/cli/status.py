@@ -1,4 +1,4 @@
-"""Report the state of each run that was begun: done, alive, waiting in Slurm's queue and why, finished without its
+"""Report the state of each configured run: done, alive, waiting in Slurm's queue and why, finished without its
 driver, resumable from which step, or lost, and why.
 
 Changes nothing: the next call of Snakemake does what this announces. With --watch, a table of all runs is updated on
