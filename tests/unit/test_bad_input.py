@@ -15,7 +15,7 @@ from shardlab.data.encoders import encode
 from shardlab.errors import Unsupported, UserError
 from shardlab.runtime import tasks
 from shardlab.settings import code_fingerprint, load, model_and_data, resolve
-from shardlab.settings.types import read_run
+from shardlab.settings.types import DataSet, read_run
 from shardlab.train import evaluation
 
 MNIST = {"workloads": ["mnist"], "strategies": ["ddp"]}
@@ -294,6 +294,6 @@ def test_a_test_loss_that_is_no_number(tiny_data, tmp_path, monkeypatch, value):
 
 
 def test_a_data_option_that_is_missing(tmp_path):
-    data = tiny_run("mlp").data
+    data = DataSet.model_validate_json(tiny_run("mlp").data.model_dump_json())
     del data.options["noise"]
     assert "the data needs noise; set it under `data:` of the size" in sentence(data_sets.read, data, tmp_path)
