@@ -308,25 +308,26 @@ def _changed(
     layers: Any = wanted.get("num_hidden_layers")
     before = getattr(unchanged, "num_hidden_layers", 1)
 
+    def by_layer(values: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Return what there is for each layer, for the other number of them."""
+        lists = {key: each for key, each in values.items() if isinstance(each, list) and len(each) == before}
+        if not layers or before <= 1:
+            return {}
+        return {key: [each[number % before] for number in range(layers)] for key, each in lists.items()}
+
     def made(keys: Mapping[str, Any]) -> PreTrainedConfig:
         new = {kind.attribute_map.get(key, key): value for key, value in keys.items()}
         values = {kind.attribute_map.get(key, key): value for key, value in file.items()}
         if any(key in new for key in POSITIONS):
             values = {key: value for key, value in values.items() if key not in POSITIONS}
-        if layers and before > 1:
-            values = {
-                key: [value[number % before] for number in range(layers)]
-                if isinstance(value, list) and len(value) == before
-                else value
-                for key, value in values.items()
-            }
+        values |= by_layer(values)
         for key, value in new.items():
             part = isinstance(getattr(unchanged, key, None), PreTrainedConfig) and isinstance(value, dict)
             values[key] = {**(file.get(key) or {}), **value} if part else value
         found: PreTrainedConfig = kind.from_dict(deepcopy(values))  # it adds keys to dictionaries in it
-        for key, value in [*vars(found).items()] if layers and before > 1 else ():
-            if isinstance(value, list) and len(value) == before != layers and key not in new:
-                setattr(found, key, [value[number % before] for number in range(layers)])
+        for key, value in by_layer(vars(found)).items():  # what the class made, whatever their number is
+            if key not in new:
+                setattr(found, key, value)
         return found
 
     config = made(wanted)

@@ -174,8 +174,8 @@ def _other_loss(kind: str, task: tasks.Task, model: nn.Module, batch: tasks.Batc
     perhaps = f", perhaps by {' or '.join(asking)}" * bool(asking)
     return (
         f"the library's own loss is {loss:.4f} at tiny sizes, where the cross-entropy is {means[-1]:.4f}: config.json "
-        f"asks for another term{perhaps}, which no strategy trains; set "
-        "its coefficient to 0 under `model:` of the workload's size."
+        f"asks for another term{perhaps}, which no strategy trains; set its coefficient to 0 under `model:` of the "
+        "workload's size."
     )
 
 
