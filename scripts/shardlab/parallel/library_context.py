@@ -54,8 +54,8 @@ def check(run: Run, model: Any) -> None:
     name, parts = run.model.name, run.mesh.parts("sequence") * run.mesh.tensor_parts
     if not getattr(model, "_supports_attention_backend", False):
         raise UserError(
-            f"the library does not declare that model {name} attends through its registry of attentions "
-            "(_supports_attention_backend), so its sequences cannot be split; leave out cp."
+            f"the library does not declare that all layers of model {name} attend through its registry of attentions "
+            "(_supports_attention_backend; recurrent layers do not), so its sequences cannot be split; leave out cp."
         )
     if "position_ids" not in arguments(model):
         raise UserError(f"model {name} takes no position_ids, so its sequences cannot be split; leave out cp.")

@@ -54,7 +54,7 @@ def sentence(
         but = f", without {_counted(unplanned, 'training')} of unknown length" if unplanned else ""
         parts.append(f"planned for {_counted(len(there), 'training')}: {sum(there):,.3g} device-hours{but}")
     elif listed and known:
-        parts.append("how long trainings take is unknown (docs/plans.md)")
+        parts.append("how long trainings take needs plans, data and the devices' speeds (docs/plans.md)")
     return "; ".join(parts) + "." if parts else ""
 
 
