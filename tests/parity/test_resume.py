@@ -15,9 +15,7 @@ from shardlab.train import loop
 HALF = {"max_steps": 2, "checkpoint_interval_steps": 2}
 SHORT = [
     ("single", "fsdp", "llama2", 2),
-    ("ddp", "fsdp_tp", "llama2", 2),
     ("hsdp", "tp_sp", "vit", 2),
-    ("pp", "ddp", "mnist", 2),
     ("fsdp_offload", "ddp", "mlp", 2),
     ("pp_zbv", "fsdp", "vit", 2),
     ("ep", "single", "moe", 2),
@@ -27,6 +25,8 @@ SHORT = [
 ]
 """Strategy that stops, strategy that resumes, workload, ranks per node of the first."""
 LONG = [
+    ("pp", "ddp", "mnist", 2),
+    ("ddp", "fsdp_tp", "llama2", 2),
     ("fsdp", "pp_interleaved", "llama2", 4),
     ("tp", "fsdp_pp", "xsum", 2),
     ("fsdp_ep_cp", "ep", "moe", 4),

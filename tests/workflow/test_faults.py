@@ -149,16 +149,6 @@ def test_mistakes_on_one_rank_are_one_sentence_and_given_up(tmp_path, code, requ
         survived("an exception on one rank", "a line put into the code", *cost(attempts, 1), layer="workflow")
 
 
-@pytest.mark.long  # of a script: test_scripts.py
-def test_code_that_was_edited_since_its_settings_were_resolved_trains_nothing(tmp_path, code):
-    trial = Trial(tmp_path, "ddp")
-    trial.scripts = code
-    assert trial.start().wait() == 1
-    assert "scripts/shardlab/train was edited since this run's settings were resolved" in log(trial)
-    assert not trial.steps()
-    assert not (trial.folder / "train.json").exists()
-
-
 @pytest.mark.long
 def test_a_rank_that_just_ends(tmp_path, code, undisturbed):
     trial = Trial(tmp_path, "fsdp", scripts=code)

@@ -4,13 +4,12 @@ import fcntl
 import json
 import re
 import shutil
-import subprocess
 import sys
 
 import pandas as pd
 import pytest
 
-from helpers.common import ROOT, Tree, until
+from helpers.common import ROOT, Tree
 from shardlab.measure.collectives import COLLECTIVES
 
 MISTAKES = {
@@ -178,29 +177,6 @@ def check_sweep(tree):
     ).stdout
     assert re.search(r"^train +2$", further, re.MULTILINE)
     assert re.search(r"^init +\d", further, re.MULTILINE) is None
-
-
-@pytest.mark.long  # tests/unit/test_snakemake_lock.py has the lock itself
-def test_two_calls_at_once_train_each_run_once(tree):
-    """The second one waits; a dry run does not."""
-    call = ["--config", "recipe={max_steps: 3}", "site_settings={setup_commands: [sleep 12]}", "--"]
-    call.append("results/single/mlp.done")
-    with (tree.path / "second.log").open("w") as log:
-        one = tree.start("snakemake", "--profile", "workflow/profiles/local", *call)
-        until(lambda: (tree.path / ".snakemake/driver.lock").exists())
-        other = subprocess.Popen(
-            ["snakemake", "--profile", "workflow/profiles/local", *call],
-            cwd=tree.path,
-            env=tree.environment(),
-            stdout=log,
-            stderr=log,
-        )
-        until(lambda: "This call waits until that one has ended" in (tree.path / "second.log").read_text())
-        assert "results/single/mlp.done" in tree.snakemake("-n", *call).stdout
-        assert (one.poll(), other.poll()) == (None, None)
-        assert (one.wait(120), other.wait(60)) == (0, 0)
-    assert "Nothing to be done" in (tree.path / "second.log").read_text()
-    assert len(tree.json("results/single/mlp/train.json")["attempts"]) == 1
 
 
 @pytest.mark.long
