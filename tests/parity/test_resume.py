@@ -125,12 +125,12 @@ def test_a_checkpoint_of_something_else_is_refused(folder, pair, tiny_data, tmp_
 
     of_vit = newest(folder / "hsdp-half-vit-float64")
     for workload, recipe, words in (
-        ("mnist", {}, "a different workload: vit, and this run has mnist"),
+        ("mlp", {"dtype": "float32"}, "a different workload: vit, and this run has mlp"),
         ("vit", {"optimizer": {"name": "adadelta"}}, "recipe.optimizer.name: adam, and this run has adadelta"),
         ("vit", {"global_batch_size": 4}, "recipe.global_batch_size: 5, and this run has 4"),
     ):
         with pytest.raises(UserError, match=words):
-            resume(workload, of_vit, dtype="float64", **recipe)
+            resume(workload, of_vit, **{"dtype": "float64"} | recipe)
     damaged = shutil.copytree(of_vit, tmp_path / "damaged")
     next((damaged / "shards").iterdir()).unlink()
     with pytest.raises(UserError, match=r"shard-.* is missing from its checkpoint"):
