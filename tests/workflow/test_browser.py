@@ -74,8 +74,8 @@ def test_it_is_readable_on_any_screen(path, width, scheme, ground):
 
 def test_no_chart_is_blank_and_all_of_a_table_is_on_a_sheet(tmp_path):
     """Each kind of chart, on all kinds of workloads; A4 across."""
-    workloads = [*load.config({}).workloads, "instruct@size=lora", "moe@optimizer.name=muon"]
-    given = {"strategies": ["single", "ddp", "pp"], "workloads": workloads}
+    workloads = [*load.config({}).workloads, "instruct@size=lora", "moe@size=lora", "moe@optimizer.name=muon"]
+    given = {"strategies": ["single", "ddp", "pp_interleaved"], "workloads": workloads}  # the longest name
     config = load.config(given)
     span = {"name": "forward", "start": 0.0, "end": 0.001}
     timeline = {"phases": [[span]], "sent": [[]], "computed": [[span | {"piece": 1}]]}
@@ -84,7 +84,7 @@ def test_no_chart_is_blank_and_all_of_a_table_is_on_a_sheet(tmp_path):
     for number, run in enumerate(runs):
         load_of = {"expert_load": [[3, 5]], "dropped_tokens": 0} if run.workload.startswith("moe") else {}
         steps = [STEP | {"step": step, "loss": 3 - step / 9 + number / 1e6} | load_of for step in range(9)]
-        pipeline = {"timeline": timeline, "idle": [0.2]} if run.strategy == "pp" else {}
+        pipeline = {"timeline": timeline, "idle": [0.2]} if run.strategy == "pp_interleaved" else {}
         finished(tmp_path, run, steps=steps, traffic=sent if run.world_size > 1 else [], **pipeline)
     found = run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path)
     drawn = charts.draw(found, workloads)
