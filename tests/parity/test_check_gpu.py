@@ -74,12 +74,13 @@ def test_a_strategy_takes_as_many_ranks_as_fit(check_gpu):
     assert devices == dict.fromkeys(found, 8) | fewer | {check_gpu.TO_CPU: 1}
 
 
-def test_runs_have_the_devices_that_are_there(check_gpu):
-    cases = check_gpu.cases("llama2", load.own_strategies(), "cuda", 3)
-    assert max(case.run.devices_per_node for case in cases) == 3
+@pytest.mark.parametrize("ranks", [3, 8])
+def test_runs_have_the_devices_that_are_there(check_gpu, ranks):
+    cases = check_gpu.cases("llama2", load.own_strategies(), "cuda", ranks)
+    assert max(case.run.devices_per_node for case in cases) == ranks
     assert min(case.run.devices_per_node for case in cases if case.label != check_gpu.TO_CPU) == 2
     for case in cases:
-        assert case.run.recipe.global_batch_size == case.reference.recipe.global_batch_size > 3
+        assert case.run.recipe.global_batch_size == case.reference.recipe.global_batch_size > ranks
 
 
 def test_too_few_gpus_are_one_sentence(check_gpu):
