@@ -70,7 +70,6 @@ def test_the_image_is_switched_by_one_key(container, inside):
         ({"container": {"exec_template": ["{images}"]}}, ["unknown placeholder images", "binds, image, mount"]),
         ({"container": {"srun_options": ["-i{image}"]}}, ["srun_options need an image", "set image"]),
         ({"slurm": {"stages": {"evalute": {}}}}, ["slurm.stages", "evaluate"]),
-        ({"device": "cuda", "slurm": {"stages": {"train": {"gpus": "none"}}}}, ["stages.train.gpus is none"]),
         ({"slurm": {"queue": ["big"]}}, ["queue: big is not one of queues (known: none; define it there)"]),
     ],
 )

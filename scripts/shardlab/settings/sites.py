@@ -356,20 +356,12 @@ class SiteRuntime(Strict):
     container: ContainerExec | None = Field(None, description="Command that runs inside the image (null: no image).")
 
     @model_validator(mode="after")
-    def _one_launcher(self) -> Self:
-        if len(chosen := [name for name, value in self if isinstance(value, LauncherSettings)]) > 1:
-            raise ValueError(f"{' and '.join(chosen)} both start ranks; remove all but one")
-        return self
-
-    @model_validator(mode="after")
     def _gpus_to_bind_to(self) -> Self:
         if isinstance(self.cpu_binding, str) and self.device == "cpu":
             raise ValueError(
                 f"cpu_binding {self.cpu_binding} looks for the cores next to a GPU, and device is cpu; give a list of "
                 "cores for each rank, such as [0-15, 16-31]"
             )
-        if self.cpu_binding == []:
-            raise ValueError("cpu_binding is empty; give a list of cores for each GPU of a node, or remove it")
         return self
 
     @model_validator(mode="after")
@@ -403,10 +395,10 @@ class Hardware(Strict):
         None, gt=0, description="Device memory available to processes (GiB), as preflight prints it."
     )
     unplanned_gib: float = Field(
-        0.0,
+        2.0,
         ge=0,
-        description="Device memory that plans do not count (GiB): the CUDA context, NCCL's buffers, fragmentation. A "
-        "run fits if it needs at most device_memory_gib minus this.",
+        description="Device memory that plans do not count (GiB): the CUDA context, NCCL's buffers, fragmentation; an "
+        "allowance, not measured. A run fits if it needs at most device_memory_gib minus this.",
     )
     matrix_tflops: dict[Annotated[str, *one_of(ARITHMETIC)], PositiveFloat] = Field(
         default={},
@@ -422,15 +414,6 @@ class Hardware(Strict):
         None, gt=0, description="Bus bandwidth between nodes, per device (GB/s)."
     )
 
-    @model_validator(mode="after")
-    def _leaves_memory(self) -> Self:
-        if self.device_memory_gib is not None and self.unplanned_gib >= self.device_memory_gib:
-            raise ValueError(
-                f"unplanned_gib {self.unplanned_gib:g} leaves nothing of device_memory_gib {self.device_memory_gib:g}; "
-                "lower it"
-            )
-        return self
-
 
 class Site(SiteRuntime):
     """A site: one file in config/sites."""
@@ -438,13 +421,6 @@ class Site(SiteRuntime):
     slurm: Slurm | None = Field(None, description="Slurm request (null: no Slurm).")
     container: Container = Field(default=Container(), description="Container image.")
     hardware: Hardware = Field(default=Hardware(), description="Hardware figures, for plans.")
-
-    @model_validator(mode="after")
-    def _has_gpus_where_ranks_need_them(self) -> Self:
-        for name, stage in self.slurm.stages.items() if self.slurm and self.device == "cuda" else ():
-            if stage.gpus == "none" and name != "plan":
-                raise ValueError(f"slurm.stages.{name}.gpus is none, and its ranks need GPUs; remove it")
-        return self
 
     @model_validator(mode="after")
     def _leaves_time_to_train(self) -> Self:
