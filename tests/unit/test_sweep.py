@@ -102,7 +102,7 @@ def test_the_configuration_may_name_variants_which_a_sweep_varies_further():
     ]
     runs, _ = resolve.matrix(load.config(given))
     assert [run.seed for run in runs] == [1, 2] * 2
-    assert resolve.twinned(config.without_sweep, runs) == ["mlp", "mlp@seed=2"]
+    assert resolve.twinned(load.config(given), runs) == ["mlp", "mlp@seed=2"]
     with pytest.raises(UserError, match="n_microbatches varies strategies"):
         load.config(given | {"workloads": ["mlp@n_microbatches=4"]})
 

@@ -62,8 +62,8 @@ class Config(Strict):
     )
     on_memory_overflow: Literal["warn", "refuse"] = Field(
         "warn",
-        description="Reaction to a run that does not fit into the site's devices, according to its plan "
-        "(results/plans, or plan.json in the run's folder, if it exists).",
+        description="Reaction to a run that does not fit into the site's devices, according to its plan in "
+        "results/plans, if it has one.",
     )
     restart: bool = Field(
         False,
@@ -82,8 +82,3 @@ class Config(Strict):
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise ValueError(f"{twice[0]} appears twice; name it once")
         return names
-
-    @property
-    def without_sweep(self) -> "Config":
-        """Return the part of the configuration that a single run depends on."""
-        return self.model_copy(update={"sweep": {}})

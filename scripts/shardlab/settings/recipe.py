@@ -164,12 +164,11 @@ class Recipe(Strict):
         description="Parts of the sequence for which logits and loss of text are computed one after the other, so that "
         "the whole logits are never in memory (large vocabularies).",
     )
-    activation_checkpointing: Literal["none", "selective", "alternate", "full", "auto"] = Field(
+    activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
         description="Recompute the workload's blocks in the backward pass: full; selective (keep the results of "
-        "matrix products and attention); alternate (keep those of attention and every other product, as torchtitan "
-        "does); auto: the least with which the run's plan fits into hardware.device_memory_gib (none if that is "
-        "unknown). With compile, blocks that have batch norm are refused.",
+        "matrix products and attention). The plan says the least that fits (docs/plans.md). With compile, blocks that "
+        "have batch norm are refused.",
     )
     compile: Literal["none", "blocks", "model"] = Field(
         "none", description="Apply torch.compile to each of the workload's blocks, or to the whole model."

@@ -46,8 +46,8 @@ class Identity(Strict):
 
 
 def identity_of(run: Run, fingerprint: str) -> Identity:
-    """Return the identity of a run over a prepared data set. It does not depend on what the run's plan says."""
-    settings = run.configured.model_dump(mode="json")
+    """Return the identity of a run over a prepared data set."""
+    settings = run.model_dump(mode="json")
     return Identity(numbers=digest(of_numbers(settings)), run=digest(of_run(settings)), data=fingerprint)
 
 

@@ -303,7 +303,7 @@ def write_reports(
     measured = measured | {key: value for key, value in origin.items() if key != "attempt"}
     lines = metrics.read(output / metrics.NAME)
     tries = history(output, state.start.identity.numbers)
-    train_report(state.run.configured, lines, measured, tries).write(output / "train.json")
+    train_report(state.run, lines, measured, tries).write(output / "train.json")
 
 
 def _observe_gradients(meter: Meter, observe: Observer | None) -> Observer:

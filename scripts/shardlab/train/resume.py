@@ -49,7 +49,7 @@ def initial_manifest(run: Run, task: Task, world: World, initial: str) -> Manife
         step=0,
         best=None,
         identity=identity_of(run, fingerprint),
-        settings=run.configured.model_dump(mode="json"),
+        settings=run.model_dump(mode="json"),
         training={
             "workload": run.workload,
             "seed": run.seed,
