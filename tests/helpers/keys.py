@@ -16,7 +16,6 @@ CHANGES = {
         "dtype": "float64",
         "noise_floor_runs": 1,
         "sweep": {"seed": [1, 2]},
-        "max_runs": 999,
         "tensorboard": True,
         "on_memory_overflow": "refuse",
         "restart": True,

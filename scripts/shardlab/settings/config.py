@@ -54,9 +54,8 @@ class Config(Strict):
     )
     sweep: Annotated[Any, WithJsonSchema(SWEEP)] = Field(
         default={},
-        description="Variants of all runs: keys, each with a list or a range of values (docs/your-own.md).",
+        description="Variants of all runs: keys, each with a list of values (docs/your-own.md).",
     )
-    max_runs: Count = Field(1_000, description="Maximum number of runs in a sweep.")
     tensorboard: bool = Field(
         False, description="Also write TensorBoard event files to `results/STRATEGY/WORKLOAD/tensorboard`."
     )

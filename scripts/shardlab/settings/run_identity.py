@@ -13,7 +13,7 @@ from shardlab.settings.types import Run
 KEYS: dict[str, dict[str, str]] = {
     "config": {
         "place": "site site_settings container",
-        "time": "workloads strategies sweep max_runs noise_floor_runs tensorboard on_memory_overflow restart",
+        "time": "workloads strategies sweep noise_floor_runs tensorboard on_memory_overflow restart",
     },
     "recipe": {
         "place": "",
