@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -39,26 +38,6 @@ def fake_group(size: int, rank: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-@contextmanager
-def all_tokens_here(top_k: int) -> Iterator[None]:
-    """All tokens of all ranks choose experts of this rank: ``top_k`` of them, or all if it has fewer.
-
-    Other ranks send as many rows as this one would.
-    """
-
-    def arrivals(received: Tensor, rows: int) -> list[int]:
-        ranks, held = received.shape
-        return [rows // top_k * min(top_k, held)] * ranks
-
-    def sizes(counts: Tensor, rows: int) -> list[int]:
-        chosen = min(top_k, len(counts))
-        return [rows // chosen + (number < rows % chosen) for number in range(chosen)] + [0] * (len(counts) - chosen)
-
-    patch = mock.patch
-    with patch("shardlab.parallel.experts.arrivals", arrivals), patch("shardlab.models._experts.sizes", sizes):
-        yield
 
 
 def alone(states: list[tuple[Tensor, ...]]) -> type[TimedStage]:

@@ -68,20 +68,15 @@ def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterato
             parts[number].get() if number in parts else _first_of_each_stage(run)
             for number, (run, _) in enumerate(runs)
         ]
-        under_way = []
-        for (run, data), ranks in zip(runs, weights, strict=True):
-            if not isinstance(ranks, str):
-                crowded = _first_of_each_stage(run) if run.mesh.axes("experts") else ()
-                under_way.append(
-                    [
-                        [pool.apply_async(_or_why, (_counted, _stand_in(run), data, rank, what)) for rank in which]
-                        for which, what in ((ranks, False), (crowded, True))
-                    ]
-                )
-        ended = iter([[[rank.get() for rank in jobs] for jobs in each] for each in under_way])
+        under_way = [
+            [pool.apply_async(_or_why, (_counted, _stand_in(run), data, rank)) for rank in ranks]
+            for (run, data), ranks in zip(runs, weights, strict=True)
+            if not isinstance(ranks, str)
+        ]
+        ended = iter([[rank.get() for rank in each] for each in under_way])
     # A process that the pool forks while this one builds a model may wait for ever for a lock of PyTorch's.
     for (run, _), ranks in zip(runs, weights, strict=True):
-        yield ranks if isinstance(ranks, str) else _together(run, ranks, *next(ended))
+        yield ranks if isinstance(ranks, str) else _together(run, ranks, next(ended))
 
 
 def _parts(run: Run, data: Path | None) -> dict[int, int]:
@@ -134,17 +129,13 @@ def _first_of_each_part(run: Run, task: Task) -> dict[int, int]:
     return weights
 
 
-def _together(
-    run: Run, weights: dict[int, int], seen: list[dict[str, Any] | str], worst: list[dict[str, Any] | str]
-) -> dict[str, Any] | str:
-    """Combine the results of a run's simulated ranks; ``weights``: {rank: number of ranks it represents}; ``worst``:
-    those of the first rank of each stage with all tokens on it.
-    """
+def _together(run: Run, weights: dict[int, int], seen: list[dict[str, Any] | str]) -> dict[str, Any] | str:
+    """Combine the results of a run's simulated ranks; ``weights``: {rank: number of ranks it represents}."""
     if run.zero_stage and not PRECISIONS[run.recipe.arithmetic].is_full:
         return f"DeepSpeed's memory and traffic in {run.recipe.precision} cannot be computed; measure a run instead"
-    estimate, crowded = ([each for each in part if not isinstance(each, str)] for part in (seen, worst))
-    if reasons := [each for each in (*seen, *worst) if isinstance(each, str)]:
+    if reasons := [each for each in seen if isinstance(each, str)]:
         return reasons[0]
+    estimate = [each for each in seen if not isinstance(each, str)]
     keys = {(entry["axis"], entry["collective"]) for each in estimate for entry in each["traffic"]}
     traffic = [
         {"axis": axis, "collective": name, "bytes": _mean(axis, name, weights, estimate)} for axis, name in sorted(keys)
@@ -152,7 +143,6 @@ def _together(
     whole = {
         "ranks": [*weights],
         "tensor_bytes": [each["tensor_bytes"] for each in estimate],
-        "worst_memory_bytes": max((each["tensor_bytes"]["peak"] for each in crowded), default=None),
         "traffic": traffic,
     }
     return _zero(run, estimate[0] | whole) if run.zero_stage else estimate[0] | whole
@@ -177,8 +167,8 @@ def _or_why(simulated: Callable[..., Any], *words: Any) -> Any:
         return f"PyTorch cannot simulate it ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]})"
 
 
-def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> dict[str, Any]:
-    """Return what one rank holds and sends in one step; ``crowded``: all tokens choose the experts of this rank."""
+def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
+    """Return what one rank holds and sends in one step."""
     if run.devices_per_rank > 1 and run.site.device != "cpu":
         raise UserError(f"a plan is of one device, and a process here has {run.devices_per_rank}; measure a run")
     with ExitStack() as stack:
@@ -194,8 +184,6 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         stack.enter_context(mock.patch("shardlab.parallel.tensor.drawn", return_value=0))
         if run.model.folder:
             stack.enter_context(transformers_values.without_values(packed=task.packed))
-        if crowded:
-            stack.enter_context(fake_ranks.all_tokens_here(_experts_per_token(run)))
         stack.enter_context(torch_internals.shapes_uncounted())
         stack.enter_context(torch_internals.sends_hold_their_tensors())
         engine: Any = parallel.build(run, task, world, None)
@@ -232,18 +220,9 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         return {
             "tensor_bytes": figures,
             "traffic": sent,
-            "flops_per_step": counted and counted.step,
-            "flops_per_step_causal": counted and counted.causal,
+            "flops_per_step": counted,
             "parameters": engine.parameter_count,
         }
-
-
-def _experts_per_token(run: Run) -> int:
-    if run.model.folder is None:
-        return run.model.args["top_k"]  # type: ignore[no-any-return]
-    from shardlab.models._transformers import experts_per_token
-
-    return experts_per_token(run.model.folder, run.model.args)
 
 
 def _sent_by_ddp(replicas: int, trained: int, parts: Iterable[nn.Module]) -> float:

@@ -60,18 +60,12 @@ class Plan(Report):
     )
     tensor_bytes: list[TensorBytes] = Field(description="Tensor bytes of each simulated rank in a step.")
     predicted_memory_bytes: int = Field(description="Peak tensor bytes of any simulated rank.")
-    worst_memory_bytes: int | None = Field(
-        None,
-        description="The same if all tokens of the step choose the experts of that rank, not all experts evenly; null "
-        "where each rank has all experts.",
-    )
     activation_checkpointing: str | None = Field(
         description="Least recomputation, starting with the recipe's, with which it fits, or full if it never does; "
         "null if the site does not specify device memory."
     )
     fits: bool | None = Field(description="True if it fits with that; null if device memory is unknown.")
     flops_per_step: int | None = Field(description="Operations over all ranks (see flops_formula in train.json).")
-    flops_per_step_causal: int | None = Field(description="flops_per_step without what causal attention masks.")
     traffic: list[Traffic] = Field(description="Bytes sent per rank and step, by mesh axis and collective.")
     step_seconds: float | None = Field(description="Predicted step time.")
     missing: list[str] = Field(description="Missing keys of the site's `hardware` that are needed for the time.")

@@ -157,7 +157,6 @@ class TrainReport(Report):
         description="Floating-point operations of a step over all ranks, by flops_formula; null for a model that "
         "cannot be run over shapes alone, and for a script."
     )
-    flops_per_step_causal: int | None = Field(description="flops_per_step without what causal attention masks.")
     flops_formula: str | None = Field(description="Formula by which operations were counted; null for a script.")
     device_peak_flops: float | None = Field(
         description="Peak of a device in the run's arithmetic, from its data sheet (FLOP/s); null if unknown."

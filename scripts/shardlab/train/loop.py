@@ -265,11 +265,10 @@ def count_operations(state: TrainState) -> dict[str, Any]:
     counted = flops.count_flops(run, task, on_cpu.micro_batch("train", indices))
     device_peak = peak(device.name(task.device), run.recipe.arithmetic)
     if counted:
-        log.flops_per_sample = counted.step / len(indices)
+        log.flops_per_sample = counted / len(indices)
         log.peak_flops = (device_peak or 0.0) * run.world_size * run.devices_per_rank
     return {
-        "flops_per_step": counted and counted.step,
-        "flops_per_step_causal": counted and counted.causal,
+        "flops_per_step": counted,
         "flops_formula": flops.FORMULA,
         "device_peak_flops": device_peak,
     }

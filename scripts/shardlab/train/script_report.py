@@ -22,7 +22,7 @@ from shardlab.settings.types import Run
 from shardlab.train.evaluation import loss_of
 
 UNKNOWN = (
-    *("flops_per_step", "flops_per_step_causal", "flops_formula", "device_peak_flops"),
+    *("flops_per_step", "flops_formula", "device_peak_flops"),
     *("tensor_bytes", "traffic", "samples_per_rank", "targets_per_rank", "checkpoints"),
 )
 """What nobody measures of a script."""
