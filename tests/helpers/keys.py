@@ -40,7 +40,6 @@ CHANGES = {
         "checkpoint_interval_steps": 7,
         "checkpoint_interval_minutes": 7,
         "keep_last_checkpoints": 7,
-        "on_nonfinite": "skip",
         "evaluation": "sharded",
         "keep_best": True,
         "decay": "matrices",

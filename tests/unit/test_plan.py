@@ -145,7 +145,7 @@ def test_a_call_warns_of_what_does_not_fit_or_refuses_it(tmp_path, monkeypatch, 
     assert resolved(seed=2)[1] == "", "the plan of another run"
 
 
-SHARED = {"lr_schedule", "epochs", "max_steps", "on_nonfinite", "keep_best"}
+SHARED = {"lr_schedule", "epochs", "max_steps", "keep_best"}
 SHARED |= {"checkpoint_interval_steps", "checkpoint_interval_minutes", "keep_last_checkpoints"}
 
 

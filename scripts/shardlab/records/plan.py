@@ -25,7 +25,7 @@ RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
 
 SAME = ("seed", "sources", "strategy", "workload")
 """Settings of a run that do not affect its cost."""
-SAME_RECIPE = ("lr_schedule", "epochs", "max_steps", "on_nonfinite", "keep_best")
+SAME_RECIPE = ("lr_schedule", "epochs", "max_steps", "keep_best")
 SAME_OPTIMIZER = ("learning_rate", "weight_decay", "betas", "eps", "nesterov", "adjust_lr_fn")
 
 

@@ -221,8 +221,6 @@ def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str, mes
         raise Unsupported(
             f"{name}: DeepSpeed updates flat parts of all parameters, and muon needs whole matrices; use fsdp."
         )
-    if strategy.engine == "deepspeed" and recipe.on_nonfinite == "skip":
-        raise Unsupported(f"{name}: DeepSpeed cannot skip steps; set recipe.on_nonfinite to stop.")
     if recipe.compile != "none" and strategy.single_process == "dp":
         raise Unsupported(
             f"{name}: DataParallel does not support torch.compile; use ddp, or set recipe.compile to none."

@@ -192,12 +192,6 @@ class Recipe(Strict):
         30, gt=0, description="Minutes between checkpoints (null: by steps only)."
     )
     keep_last_checkpoints: int = Field(2, ge=2, description="Number of newest checkpoints to keep.")
-    on_nonfinite: Literal["stop", "skip"] = Field(
-        "stop",
-        description="Reaction to a step whose loss or gradient norm is not finite. stop: end the training and discard "
-        "everything from that step on; skip: skip the update, count the step and continue (slower; not with "
-        "DeepSpeed).",
-    )
     evaluation: Literal["whole", "sharded"] = Field(
         "whole",
         description="whole: test loss from the whole weights on one device; sharded: under the run's own strategy, for "

@@ -76,9 +76,8 @@ class DeferredMetrics:
     waits.
     """
 
-    def __init__(self, log: MetricsLog, checkpointer: Checkpointer, *, skip: bool) -> None:
-        """``skip``: count steps that are not finite instead of raising an error (see ``train_step``)."""
-        self.log, self.checkpointer, self.skip = log, checkpointer, skip
+    def __init__(self, log: MetricsLog, checkpointer: Checkpointer) -> None:
+        self.log, self.checkpointer = log, checkpointer
         self.flags = NO_FLAGS
         """Requests of the ranks that are still pending."""
         self._pending: PendingStep | None = None
@@ -91,7 +90,7 @@ class DeferredMetrics:
         Raises:
             UserError: see ``PendingStep.metrics``.
         """
-        self._metrics = self._pending.metrics(skip=self.skip) if self._pending else None
+        self._metrics = self._pending.metrics() if self._pending else None
 
     def add(self, pending: PendingStep | None, seconds: float = 0.0) -> None:
         """Add a step that was handed to the device, which took the host ``seconds``, and log the previous one."""
@@ -226,14 +225,14 @@ def take_steps(state: TrainState, options: TrainOptions) -> tuple[Meter, SampleA
         PrefetchLoader(steps, world.device) as batches,
     ):
         observe = _observe_gradients(meter, options.on_gradients)
-        deferred = DeferredMetrics(log, checkpointer, skip=run.recipe.on_nonfinite == "skip")
+        deferred = DeferredMetrics(log, checkpointer)
         for number in range(first, steps.count):
             heartbeat.step = number
             with meter.step():
                 step = batches[number]
                 flags = ControlFlags(requests.requested() is not None, checkpointer.interval_elapsed())
                 with meter.count(number):
-                    pending = train_step(engine, step, world, observe, flags, skip=deferred.skip)
+                    pending = train_step(engine, step, world, observe, flags)
                 deferred.wait()
             audit.add(step)
             deferred.add(pending, meter.seconds)

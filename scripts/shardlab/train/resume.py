@@ -33,7 +33,6 @@ FREE = (
     "evaluation",
     "eval_batch_size",
     "keep_best",
-    "on_nonfinite",
     "checkpoint_interval_steps",
     "checkpoint_interval_minutes",
     "keep_last_checkpoints",
