@@ -155,8 +155,8 @@ def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
 
 
 def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> None:
-    """Compile the forward of the blocks, or of the model, in place, as the recipe says (torch.compile)."""
-    modules = {"none": [], "blocks": _blocks(model, patterns), "model": [model]}[recipe.compile]
+    """Compile the forward of the blocks in place, as the recipe says (torch.compile)."""
+    modules = _blocks(model, patterns) if recipe.compile == "blocks" else []
     for module in modules:
         # Only the forward method: hooks of FSDP and tensor parallelism stay outside the graph.
         forward = torch.compile(module.forward, backend=recipe.compile_backend)
@@ -164,8 +164,7 @@ def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> No
         if recipe.activation_checkpointing != "none":
             module.forward = _refusing_statistics(module, forward)  # type: ignore[method-assign]
     if modules:
-        count = "the model" if recipe.compile == "model" else f"{len(modules)} blocks"
-        log.info("Applied torch.compile to %s, backend %s", count, recipe.compile_backend)
+        log.info("Applied torch.compile to %d blocks, backend %s", len(modules), recipe.compile_backend)
 
 
 def _refusing_statistics(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,8 +7,9 @@ of CPU tensors, which are the same on any device.
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining import stage
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -27,22 +30,29 @@ from shardlab.errors import UserError
 from shardlab.measure import flops
 from shardlab.measure.memory import Memory
 from shardlab.measure.traffic import TimelineRecorder, Traffic, fraction_sent
+from shardlab.models import matching
+from shardlab.models._layers import Attention
 from shardlab.models._sequence import first_part
 from shardlab.models.weights import allocate
 from shardlab.parallel.ddp import BROADCAST
+from shardlab.parallel.pipeline import TimedStage
 from shardlab.patches import torch_internals, transformers_values
-from shardlab.plan import fake_ranks
 from shardlab.runtime import batches, distributed, tasks
 from shardlab.runtime.batches import Steps
 from shardlab.runtime.distributed import local
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.deepspeed import sized
+from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
 from shardlab.train.step import train_step
 
 COUNTED = 2
 """The step that a training also counts: the simulated batch has the same shapes."""
+PARTS: Any = stage
+"""The metadata that stages exchange has no public names."""
+Seen = list[tuple[str, nn.Module, Any, Any]]
+"""Calls of modules: how the plan splits it, the module, its inputs, its output."""
 
 
 def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterator[dict[str, Any] | str]:
@@ -173,7 +183,7 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
         raise UserError(f"a plan is of one device, and a process here has {run.devices_per_rank}; measure a run")
     with ExitStack() as stack:
         if run.mesh:
-            stack.enter_context(fake_ranks.fake_group(run.world_size, rank))
+            stack.enter_context(fake_group(run.world_size, rank))
         world = distributed.world(run, "cpu")
         task = _task(run, data, world.device)
         fake = FakeTensorMode(
@@ -193,7 +203,7 @@ def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
         if run.mesh.pipelined:
             rows = step.micro_batches[0].rows // engine.chunks
             meta = {name: values[:rows].to("meta") for name, values in step.micro_batches[0].batch.items()}
-            engine.stage = fake_ranks.alone(fake_ranks.boundary_states(engine.run, task, meta))
+            engine.stage = alone(boundary_states(engine.run, task, meta))
         with fake:
             for part, device in zip(engine.parts, engine.devices(), strict=True):
                 allocate(part, device, world.device)
@@ -347,3 +357,96 @@ def _zero_bytes(run: Run, weights: int, trained: int, parameters: int) -> float:
     live = (run.engine_config or {}).get("zero_optimization", {}).get("stage3_max_live_parameters", 10**9)
     gathers = 2 if parameters > live else 1
     return one * (gathers * weights + trained) * run.recipe.gradient_accumulation_steps
+
+
+@contextmanager
+def fake_group(size: int, rank: int) -> Iterator[None]:
+    """Process group of this size whose collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def alone(states: list[tuple[Tensor, ...]]) -> type[TimedStage]:
+    """Return a stage class that knows the metadata of its neighbors: the shapes of the state after each stage."""
+
+    class Alone(TimedStage):
+        def _recv_meta(self, src_stage: int) -> Any:
+            if src_stage < self.stage_index:
+                values = tuple(
+                    torch.empty(value.shape, dtype=value.dtype, requires_grad=value.is_floating_point())
+                    for value in states[src_stage]
+                )
+                return PARTS._StageForwardMeta(forward_metas=PARTS.extract_tensor_metas(values))
+            return PARTS._StageBackwardMeta(backward_metas=PARTS._derive_grad_metas(self._stage_meta.outputs))
+
+        def _send_meta(self, meta: Any, dst_stage: int) -> None:
+            pass
+
+        def _warmup_forward_vote(self, has_backward: bool, received_acc: Any = None) -> Any:
+            return None
+
+        def _warmup_backward_result(self, received_result: Any = None) -> Any:
+            return SimpleNamespace(item=lambda: 0)  # no stage knows its shapes beforehand
+
+    return Alone
+
+
+def boundary_states(run: Run, task: Task, batch: dict[str, Tensor]) -> list[tuple[Tensor, ...]]:
+    """Return what each pipeline stage passes to the next for a batch on the meta device, as one rank holds it."""
+    model: Any = meta_model(run)
+    seen: Seen = []
+    for pattern, style in run.model.tensor.items():
+        for module in matching(model, pattern):
+            module.register_forward_hook(partial(record_call, seen, style))
+    attend_to_shapes(model)
+    state, keywords = task.inputs(batch)
+    return [
+        tuple(value[..., : value.shape[-1] // parts] for value in values)
+        for values, parts in states_after_stages(run, model, state, keywords, seen)
+    ]
+
+
+def states_after_stages(
+    run: Run, model: Any, state: Any, keywords: Any, seen: Seen
+) -> list[tuple[tuple[Tensor, ...], int]]:
+    """Return the state after each stage, and the number of parts that tensor parallelism splits it into there."""
+    where = boundaries(run.model.segments, run.mesh.stages * run.options.pipeline.stages_per_rank)
+    last = {stop for _, stop in where}
+    states = []
+    for number, values in enumerate(model.states(*state, **keywords), 1):
+        if number in last:
+            # After a column layer the state stays split over the tensor-parallel ranks.
+            split = run.mesh.tensor_parallel and seen and seen[-1][0] == "column"
+            states.append((values, run.mesh.tensor_parts if split else 1))
+    return states
+
+
+def meta_model(run: Run) -> nn.Module:
+    """Return the model on the meta device, for a rank's part of the sequences."""
+    model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype)).to("meta")
+    first_part(run).assign(model)
+    return model
+
+
+def attend_to_shapes(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Replace the model's attention by nothing; return a list to which each call appends its query and its key."""
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        calls.append((query, key))
+        return query
+
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.attend = attend
+    return calls
+
+
+def record_call(seen: Seen, style: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    computed = style == "experts" and isinstance(output, tuple)  # with the number of their rows
+    seen.append((style, module, inputs, output[0] if computed else output))

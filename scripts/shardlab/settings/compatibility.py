@@ -211,7 +211,7 @@ def check_script(
         raise Unsupported(f"{name} leaves no average of its weights, as a script; set recipe.ema_decay to null.")
 
 
-def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str, mesh: ParallelDims) -> None:
+def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str) -> None:
     """Check that the strategy supports the recipe's settings."""
     for key, precision, instead in (("dtype", recipe.dtype, "float32"), ("precision", recipe.arithmetic, "bf16")):
         for part in (strategy.engine, device):
@@ -225,8 +225,6 @@ def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str, mes
         raise Unsupported(
             f"{name}: DataParallel does not support torch.compile; use ddp, or set recipe.compile to none."
         )
-    if mesh.tensor_parallel and recipe.compile == "model":
-        raise Unsupported(f"{name}: torch.compile cannot trace a split embedding; set recipe.compile to blocks.")
     if strategy.pipeline.splits_backward and (recipe.compile != "none" or recipe.activation_checkpointing != "none"):
         raise Unsupported(
             f"{name}: {strategy.pipeline_schedule} splits the backward pass, which neither torch.compile nor "

@@ -170,8 +170,8 @@ class Recipe(Strict):
         "matrix products and attention). The plan says the least that fits (docs/plans.md). With compile, blocks that "
         "have batch norm are refused.",
     )
-    compile: Literal["none", "blocks", "model"] = Field(
-        "none", description="Apply torch.compile to each of the workload's blocks, or to the whole model."
+    compile: Literal["none", "blocks"] = Field(
+        "none", description="Apply torch.compile to each of the workload's blocks."
     )
     compile_backend: str = Field("inductor", description="Backend of torch.compile (aot_eager needs no compiler).")
     precision: Annotated[str, *one_of(("full", *LOW))] = Field(
