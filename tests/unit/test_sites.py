@@ -70,6 +70,7 @@ def test_the_image_is_switched_by_one_key(container, inside):
         ({"container": {"exec_template": ["{images}"]}}, ["unknown placeholder images", "binds, image, mount"]),
         ({"container": {"srun_options": ["-i{image}"]}}, ["srun_options need an image", "set image"]),
         ({"slurm": {"stages": {"evalute": {}}}}, ["slurm.stages", "evaluate"]),
+        ({"cpu_binding": []}, ["`cpu_binding` is []; name at least one"]),
         ({"slurm": {"queue": ["big"]}}, ["queue: big is not one of queues (known: none; define it there)"]),
     ],
 )

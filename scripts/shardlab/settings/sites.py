@@ -321,10 +321,11 @@ class SiteRuntime(Strict):
     omp_threads: PositiveInt | None = Field(
         None, description="OpenMP threads per rank (null: cpus_per_rank), for Slurm that counts hardware threads."
     )
-    cpu_binding: Literal["node", "socket", "exclusive", "core-complex"] | list[CpuList] | None = Field(
+    cpu_binding: list[CpuList] | None = Field(
         None,
-        description="Bind each rank to the cores next to its GPU: torchrun's --numa-binding, or a list of cores for "
-        "each GPU of a node, in their order, such as [0-15, 16-31] (null: as Slurm leaves it).",
+        min_length=1,
+        description="Bind each rank to the cores next to its GPU: a list of cores for each GPU of a node, in their "
+        "order, such as [0-15, 16-31] (null: as Slurm leaves it).",
     )
     setup_commands: list[str] = Field(
         default=[], description="Shell lines to run on each node before its ranks start, such as module load."
@@ -351,15 +352,6 @@ class SiteRuntime(Strict):
         None, description="Start ranks with srun, inside a Slurm job (null: on this machine)."
     )
     container: ContainerExec | None = Field(None, description="Command that runs inside the image (null: no image).")
-
-    @model_validator(mode="after")
-    def _gpus_to_bind_to(self) -> Self:
-        if isinstance(self.cpu_binding, str) and self.device == "cpu":
-            raise ValueError(
-                f"cpu_binding {self.cpu_binding} looks for the cores next to a GPU, and device is cpu; give a list of "
-                "cores for each rank, such as [0-15, 16-31]"
-            )
-        return self
 
     @model_validator(mode="after")
     def _srun_takes_options(self) -> Self:
