@@ -97,7 +97,7 @@ class Queue(Strict):
 class SlurmStage(Strict):
     """Overrides of the Slurm settings for one stage; null: the site's value."""
 
-    queue: list[str] | None = Field(None, description="Queues to try in this order.")
+    queue: list[str] | None = Field(None, min_length=1, description="Queues to try in this order.")
     runtime: PositiveInt | None = Field(None, description="Time limit (minutes).")
 
 
@@ -136,7 +136,9 @@ class Slurm(Strict):
         default={}, description="Queues by name, where jobs of different sizes or stages go different ways."
     )
     queue: list[str] | None = Field(
-        None, description="Queues to try in this order; the first that takes a job's size gets it (null: all)."
+        None,
+        min_length=1,
+        description="Queues to try in this order; the first that takes a job's size gets it (null: all).",
     )
     stages: dict[Stage, SlurmStage] = Field(
         default={}, description=f"Overrides for the jobs of a stage: {', '.join(get_args(Stage))}."
@@ -146,8 +148,6 @@ class Slurm(Strict):
     def _known_queues(self) -> Self:
         chosen = {"queue": self.queue} | {f"stages.{name}.queue": stage.queue for name, stage in self.stages.items()}
         for key, names in chosen.items():
-            if names is not None and not names:
-                raise ValueError(f"{key} is empty; remove it, or name one of queues")
             for name in names or []:
                 if name not in self.queues:
                     known = ", ".join(self.queues) or "none; define it there"
@@ -250,14 +250,6 @@ class ContainerExec(Strict):
     )
     flags: list[str] = Field(default=[], description="Flags of the command: --nv (NVIDIA) or --rocm (AMD).")
     binds: list[str] = Field(default=[], description="Host folders to mount inside, in addition to the project's.")
-
-    @field_validator("binds")
-    @classmethod
-    def _no_comma(cls, binds: list[str]) -> list[str]:
-        for folder in binds:
-            if "," in folder:
-                raise ValueError(f"{folder} has a comma, which apptainer takes as a separator; bind a parent folder")
-        return binds
 
     @field_validator("exec_template", "srun_options")
     @classmethod
