@@ -213,9 +213,8 @@ def check_script(
 
 def check_recipe(strategy: Strategy, name: str, recipe: Recipe) -> None:
     """Check that the strategy supports the recipe's settings."""
-    for key, precision, instead in (("dtype", recipe.dtype, "float32"), ("precision", recipe.arithmetic, "bf16")):
-        if reason := PRECISIONS[precision].unsupported.get(strategy.engine):
-            raise Unsupported(f"{name} cannot train in {precision}: {reason}; set recipe.{key} to {instead}.")
+    if reason := PRECISIONS[recipe.dtype].unsupported.get(strategy.engine):
+        raise Unsupported(f"{name} cannot train in {recipe.dtype}: {reason}; set recipe.dtype to float32.")
     if strategy.engine == "deepspeed" and recipe.optimizer.name == "muon":
         raise Unsupported(
             f"{name}: DeepSpeed updates flat parts of all parameters, and muon needs whole matrices; use fsdp."
