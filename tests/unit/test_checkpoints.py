@@ -162,23 +162,25 @@ def test_another_configuration_is_refused_with_its_key_or_begins_afresh(trained,
     assert loop.train(when, data, initial, tmp_path / "when", {}), "when checkpoints are written is another matter"
 
 
-def test_a_training_that_goes_on_has_the_best_weights_of_before(trained, tmp_path):
+def test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before(trained, tmp_path):
     """With a best loss that is never reached again, the checkpoint's best weights are kept."""
     run, data, initial, whole = trained
     folder = shutil.copytree(manifest.place(whole, 2), tmp_path / "before")
     found = manifest.read(folder)
+    assert found.skipped == 0
     shutil.copyfile(initial, folder / BEST)
     files = found.files | {BEST: manifest.File(bytes=initial.stat().st_size, sha256=sha256(initial))}
-    found.model_copy(update={"best": -1.0, "files": files}).write(folder / manifest.NAME)
+    found.model_copy(update={"best": -1.0, "skipped": 7, "files": files}).write(folder / manifest.NAME)
     for every, out in ((100, tmp_path / "out"), (2, tmp_path / "kept")):
         again = changed(run, checkpoint_interval_steps=every)
         out.mkdir()
         (out / BEST).write_bytes(b"of a step that was lost")
         assert loop.train(again, data, initial, out, {}, loop.TrainOptions(resume=folder))
+        assert TrainReport.read(out / "train.json", "").skipped_steps == 7
         assert (out / BEST).exists()
         assert filecmp.cmp(out / BEST, initial, shallow=False)
     last = manifest.read(manifest.place(out, 6))
-    assert (last.best, last.files.get(BEST)) == (-1.0, files[BEST])
+    assert (last.best, last.skipped, last.files.get(BEST)) == (-1.0, 7, files[BEST])
 
 
 def test_a_training_does_not_go_on_beyond_its_end(trained, tmp_path):

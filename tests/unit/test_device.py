@@ -55,15 +55,18 @@ def test_what_only_cuda_has_is_in_one_file():
         assert not [name for name in names if name.endswith(("current_device_index", "current_device"))], path
 
 
-@pytest.mark.parametrize(
-    ("loss", "norm", "words"),
-    [(6.0, math.inf, "gradient norm of step 3 is inf"), (math.nan, 1.0, "loss of step 3 is nan")],
-)
-def test_a_step_that_is_not_finite_ends_the_training(loss, norm, words):
-    pending = PendingStep(Step(3, 0, 2, 2, 0.1, [], 0, validates=False), torch.tensor([loss, 0.0, 0.0, norm]))
-    with pytest.raises(UserError, match=words):
-        pending.metrics()
-    assert pending.metrics(unchecked=True).norm == norm, "a capture looks at it"
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_step_that_fp16_s_loss_scaler_left_out_is_counted_and_no_error(scaled):
+    values = torch.tensor([6.0, 0.0, 0.0, math.inf])
+    pending = PendingStep(Step(3, 0, 2, 2, 0.1, [], 0, validates=False), values, scaled=scaled)
+    if not scaled:
+        with pytest.raises(UserError, match="gradient norm of step 3 is inf"):
+            pending.metrics()
+        return
+    assert not pending.metrics().finite
+    spoilt = PendingStep(pending.step, torch.tensor([math.nan, 0.0, 0.0, 1.0]), scaled=True)
+    with pytest.raises(UserError, match="the loss of step 3 is nan"):
+        spoilt.metrics()
 
 
 @pytest.mark.parametrize("phrase", distributed.PEER_FAILURES)

@@ -35,6 +35,7 @@ class NativeEngine(Engine):
     """Single device, DataParallel, DDP, FSDP, HSDP and their combinations with tensor parallelism."""
 
     chunks: int | None = None
+    scales_loss = False
 
     def __init__(self, run: Run, task: Task, world: World, weights: Path | None) -> None:
         """See strategies.build. Without ``weights`` the caller allocates the parameters, and then calls ``ready``."""

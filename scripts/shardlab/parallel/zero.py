@@ -50,6 +50,25 @@ from deepspeed.utils import (
 
 log = logging.getLogger(__name__)
 
+SCALER = {"cur_scale": float, "cur_iter": int, "last_overflow_iter": int, "cur_hysteresis": int}
+"""Attributes of DeepSpeed's loss scalers that change during training; not every scaler has all of them."""
+
+
+def scaler_state(scaler: Any) -> dict[str, Tensor]:
+    """Return ``loss_scale/<key>``: scalars in float64, which holds every scale and step exactly."""
+    return {
+        f"loss_scale/{key}": torch.tensor(getattr(scaler, key), dtype=torch.float64)
+        for key in SCALER
+        if hasattr(scaler, key)
+    }
+
+
+def restore_scaler(scaler: Any, state: dict[str, Tensor]) -> None:
+    """Restore the scaler's state from ``scaler_state``; without it, that of a checkpoint in other arithmetic, none."""
+    for key, kind in SCALER.items():
+        if f"loss_scale/{key}" in state:
+            setattr(scaler, key, kind(state[f"loss_scale/{key}"]))
+
 
 def _set(parameter: nn.Parameter, whole: Tensor, rank: int, key: str | None = None) -> None:
     """Set this rank's part of a master weight or, with ``key``, of that tensor of its optimizer's state."""
@@ -87,6 +106,7 @@ class ZeroEngine(Engine):
         whole = self.describe(run, task, world)
         run = self.run
         self.precision = PRECISIONS[run.recipe.arithmetic]
+        self.scales_loss = self.precision.scales_loss
         self.weights_file = weights
         self.unused = {*trial.unused_without_weights(run, task)}
         self.config = sized(run.engine_config or {}, self.parameter_count)
@@ -307,6 +327,8 @@ class ZeroEngine(Engine):
                     whole = safe_get_full_fp32_param(parameter)
                     if self.world.is_rank0 or not to_write:
                         state[f"{name}/{EMA}"] = whole.to("cpu", copy=True)
+        if self.scales_loss and (self.world.is_rank0 or not to_write):
+            state |= scaler_state(self.optimizer.loss_scaler)
         return state
 
     def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
@@ -324,6 +346,8 @@ class ZeroEngine(Engine):
             with self._averaged():
                 for name, parameter in self.trained().items():
                     _set(parameter, state[f"{name}/{EMA}"], self.world.rank)
+        if self.scales_loss:
+            restore_scaler(self.optimizer.loss_scaler, state)
 
     def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         """See Engine. The optimizer updates a flat copy of its part of the weights, the master weights; in stage 3 with

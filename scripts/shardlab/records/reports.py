@@ -183,6 +183,7 @@ class TrainReport(Report):
     checkpoints: int | None = Field(description="Checkpoints written, including best.safetensors; null for a script.")
     attempts: list[Attempt] = Field(default=[], description="All attempts at the run, this one last.")
     lost_steps: int = Field(0, description="Steps repeated because an attempt ended after its last checkpoint.")
+    skipped_steps: int = Field(0, description="Steps that the loss scaler of fp16 skipped: an infinite gradient.")
     image_digest: str | None = Field(None, description="SHA-256 of the container image; null without one.")
     image_labels: dict[str, str] = Field(
         default={}, description="The image's labels: versions, git commit, hash of the lock file."

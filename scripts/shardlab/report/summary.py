@@ -310,7 +310,7 @@ def compare_first_steps(
     """Return the largest relative difference to ``single`` of the first losses and the first gradient norm; tolerances.
 
     After an update the norm is meaningless: Adam takes full steps from gradients that are only rounding noise. Steps
-    that were not finite are not compared.
+    that either run skipped, as they were not finite, are not compared.
 
     In low precision ``twins`` show what is noise, also in later norms. Losses may differ by LOW_MULTIPLE times the
     largest difference of a twin's losses, and norms by that of the norms; what is returned is the larger part of its

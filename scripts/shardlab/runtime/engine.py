@@ -36,6 +36,8 @@ class Engine(Protocol):
     """Number of trainable values in the whole model."""
     parts: list[nn.Module]
     """The plain model on this rank, or the parts of it that this rank holds."""
+    scales_loss: bool
+    """True if a loss scaler skips steps whose gradients overflow, and then lowers its scale (fp16)."""
 
     def describe(self, run: Run, task: Task, world: World) -> nn.Module:
         """Fill in what is above of a run, but for its parts and buffers; return the whole model on the meta device.

@@ -211,10 +211,12 @@ def check_script(
         raise Unsupported(f"{name} leaves no average of its weights, as a script; set recipe.ema_decay to null.")
 
 
-def check_recipe(strategy: Strategy, name: str, recipe: Recipe) -> None:
+def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str) -> None:
     """Check that the strategy supports the recipe's settings."""
-    if reason := PRECISIONS[recipe.dtype].unsupported.get(strategy.engine):
-        raise Unsupported(f"{name} cannot train in {recipe.dtype}: {reason}; set recipe.dtype to float32.")
+    for key, precision, instead in (("dtype", recipe.dtype, "float32"), ("precision", recipe.arithmetic, "bf16")):
+        for part in (strategy.engine, device):
+            if reason := PRECISIONS[precision].unsupported.get(part):
+                raise Unsupported(f"{name} cannot train in {precision}: {reason}; set recipe.{key} to {instead}.")
     if strategy.engine == "deepspeed" and recipe.optimizer.name == "muon":
         raise Unsupported(
             f"{name}: DeepSpeed updates flat parts of all parameters, and muon needs whole matrices; use fsdp."

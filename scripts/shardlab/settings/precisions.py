@@ -39,8 +39,10 @@ class Precision(NamedTuple):
     """Precision with the same products, whose peaks and kernels apply; empty: its own."""
     attention: tuple[Kernel, ...] = ("flash", "efficient")
     """Fused kernels that support it (PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+    scales_loss: bool = False
+    """True if small gradients become 0 unless the loss is scaled up."""
     unsupported: Mapping[str, str] = MappingProxyType({})
-    """Engine: why a run with it cannot have this precision."""
+    """Engine or device: why a run with it cannot have this precision."""
 
     @property
     def is_full(self) -> bool:
@@ -74,6 +76,16 @@ PRECISIONS = {
         2,
         "weights stay in dtype (autocast, or the mixed precision of FSDP and DeepSpeed)",
         rounding=2**-8,
+    ),
+    "fp16": Precision(
+        "float16",
+        2,
+        "DeepSpeed only",
+        scales_loss=True,
+        unsupported={
+            "torch": "fp16 needs DeepSpeed's loss scaling",
+            "cpu": "DeepSpeed does not support fp16 on CPUs",
+        },
     ),
 }
 """Name: precision."""

@@ -76,7 +76,7 @@ def run(
             f"{samples} of a step; set it to {samples} or less."
         )
     if not strategy.script:
-        compatibility.check_recipe(strategy, strategy_name, recipe)
+        compatibility.check_recipe(strategy, strategy_name, recipe, site.device)
     resolved = Run(
         strategy=strategy_name,
         workload=workload_name,

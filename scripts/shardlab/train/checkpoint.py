@@ -42,7 +42,7 @@ class Checkpointer:
     def __init__(self, run: Run, task: Task, engine: Engine, world: World, output: Path, start: Manifest) -> None:
         """``start`` is the state at which training starts (see resume.restore)."""
         self.run, self.task, self.engine, self.world, self.output = run, task, engine, world, output
-        self.start, self.best = start, start.best
+        self.start, self.best, self.skipped = start, start.best, start.skipped
         self.written, self._last = 0, time.monotonic()
         self._group: dist.ProcessGroup | None = None
         # DCP's loader uses the current device's stream.
@@ -107,7 +107,7 @@ class Checkpointer:
             (new / "shards").mkdir(parents=True, exist_ok=True)
             if self.run.recipe.keep_best and self.best is not None:
                 link(self.output / BEST, new / BEST)
-        state = self.start.model_copy(update={"step": step, "best": self.best})
+        state = self.start.model_copy(update={"step": step, "best": self.best, "skipped": self.skipped})
         self._under_way = self._writer.submit(self._write, tensors, new, folder, state)
         self.written += 1
 

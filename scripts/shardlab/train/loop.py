@@ -97,6 +97,7 @@ class DeferredMetrics:
         if self._pending and self._metrics:
             step, metrics = self._pending.step, self._metrics
             self.log.step(step, metrics.loss, metrics.norm, self._seconds, **metrics.experts)
+            self.checkpointer.skipped += not metrics.finite
             self.flags = ControlFlags(*(old or new for old, new in zip(self.flags, metrics.flags, strict=True)))
         self._pending, self._metrics, self._seconds = pending, None, seconds
 
@@ -282,6 +283,7 @@ def collect_measurements(state: TrainState, meter: Meter) -> dict[str, Any]:
         "expert_parameters": expert_parameter_count(state.engine.run.model, state.engine.meta_state_dict),
         "split_share": getattr(state.engine, "split_share", None),
         "checkpoints": state.checkpointer.written,
+        "skipped_steps": state.checkpointer.skipped,
     }
 
 

@@ -140,7 +140,7 @@ def restore(start: Manifest, engine: Engine, steps: Steps, folder: Path | None, 
         (output / BEST).unlink(missing_ok=True)
         if BEST in checkpoint.files:
             link(folder / BEST, output / BEST)
-    return start.model_copy(update={"step": checkpoint.step, "best": checkpoint.best})
+    return start.model_copy(update={"step": checkpoint.step, "best": checkpoint.best, "skipped": checkpoint.skipped})
 
 
 def _saved(folder: Path) -> dict[str, dict[str, Tensor]]:

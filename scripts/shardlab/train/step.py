@@ -49,15 +49,21 @@ class StepMetrics(NamedTuple):
         """Return the figures of experts by name; empty for a model without them."""
         return {} if self.expert_load is None else {key: getattr(self, key) for key in EXPERT_METRICS}
 
+    @property
+    def finite(self) -> bool:
+        """True if loss and gradient norm are finite."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
 
 class PendingStep:
     """A step handed to the device, which may still be computing it; its metrics are being copied to the host."""
 
-    def __init__(self, step: Step, values: Tensor, *, experts: int = 0) -> None:
+    def __init__(self, step: Step, values: Tensor, *, experts: int = 0, scaled: bool = False) -> None:
         """``values``: loss summed over the global batch, number of ranks with each request, gradient norm, then each
-        layer's tokens per expert, ``experts`` of them, and its dropped rows.
+        layer's tokens per expert, ``experts`` of them, and its dropped rows; ``scaled``: a non-finite norm means that
+        the loss scaler skipped the step.
         """
-        self._experts = experts
+        self.scaled, self._experts = scaled, experts
         self.step, self._values = replace(step, micro_batches=[]), device.Arriving(values)  # free the batches
 
     def metrics(self, *, unchecked: bool = False) -> StepMetrics:
@@ -77,7 +83,8 @@ class PendingStep:
         if not unchecked:
             # Every rank has the same values, so all of them stop.
             _stop_unless_finite("loss", metrics.loss, self.step.number)
-            _stop_unless_finite("gradient norm", metrics.norm, self.step.number)
+            if not self.scaled:
+                _stop_unless_finite("gradient norm", metrics.norm, self.step.number)
         return metrics
 
 
@@ -108,11 +115,11 @@ def train_step(
     if observe:
         observe(step.number, engine)
     norm = engine.step(step.learning_rate)
-    if load.numel():
+    if load.numel() and (not engine.scales_loss or math.isfinite(float(norm))):  # else the scaler skipped the step
         engine.balance(tokens.view_as(load)[:, :-1])
     engine.share_buffers()
     values = torch.cat([reduced, norm.reshape(1), tokens])
-    return PendingStep(step, values, experts=load.shape[1] - 1)
+    return PendingStep(step, values, experts=load.shape[1] - 1, scaled=engine.scales_loss)
 
 
 def _stop_unless_finite(what: str, value: float, step: int) -> None:
