@@ -156,6 +156,12 @@ def test_job_arrays_are_refused():
         check_slurm(["--executor=slurm"], config, site.model_copy(update={"slurm": None}))
 
 
+def test_a_plan_need_not_request_a_gpu():
+    _, site = loaded(site="engaging", site_settings={"slurm": {"stages": {"plan": {"gpus": "none"}}}})
+    assert slurm.resources(site, "init", 1, 1, 30)["gres"] == "gpu:h200:1"
+    assert "gres" not in slurm.resources(site, "plan", 1, 1, 30)
+
+
 def test_podman_mounts_the_folder_of_a_workflow_and_hands_the_environment_on(monkeypatch):
     """And the project itself; nothing of the environment gets into its containers otherwise."""
     monkeypatch.setattr(container, "PROJECT", Path("/mine"))

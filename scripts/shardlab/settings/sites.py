@@ -99,6 +99,9 @@ class SlurmStage(Strict):
 
     queue: list[str] | None = Field(None, min_length=1, description="Queues to try in this order.")
     runtime: PositiveInt | None = Field(None, description="Time limit (minutes).")
+    gpus: Literal["none"] | None = Field(
+        None, description="none: request no GPU, if the partition accepts such jobs; only plan can run without one."
+    )
 
 
 class Slurm(Strict):
