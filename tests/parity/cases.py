@@ -30,7 +30,6 @@ RECIPES = {
     "sgd": {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "loss_chunks": 2, "label_smoothing": 0.2},
     "smoothed": {"label_smoothing": 0.2},
     "selective": {"activation_checkpointing": "selective"},
-    "alternate": {"activation_checkpointing": "alternate"},
     "grouped": MATRICES_DECAY
     | {"groups": {"layers.0": {"learning_rate_factor": 0.5}, "output": {"weight_decay": 0.4}}},
     # Of two pipeline stages the first has nothing to train; in others a unit of FSDP has both kinds.
@@ -132,7 +131,6 @@ EQUAL = [
     *rows("accumulated", "moe", "ep", "pp ddp tp_loss fsdp_tp zero2 fsdp_tp_ep fsdp_ep_cp pp_ep"),
     *rows("accumulated", "instruct", "", "ddp pp_gpipe tp_loss cp_ring zero2"),
     *rows("selective", "vit", "fsdp", "single tp pp"),
-    *rows("alternate", "llama2", "", "fsdp_tp"),
     *rows("sgd", "xsum", "fsdp pp zero3 tp_loss", "dp hsdp tp_sp fsdp_cp zero1"),
     *rows("sgd", "moe", "", "ep fsdp_tp_ep"),
     *rows("grouped", "llama2", "fsdp zero1", "pp ddp mp tp_sp fsdp_tp fsdp_pp zero2 zero3"),

@@ -242,7 +242,6 @@ def check_plan_of_experts(folder, run, report):
     planned, measured = (without_exchanges(each["traffic"]) for each in (plan, report))
     assert planned[0] == pytest.approx(measured[0], rel=1e-9)
     assert planned[1] == pytest.approx(measured[1], rel=0.2)
-    assert plan["worst_memory_bytes"] > plan["tensor_bytes"][0]["peak"]
     # As PaLM counts (see tests/unit/test_flops.py), where two of four experts are active.
     active = sum(
         value.numel() * (0.5 if ".experts." in name else 1)
