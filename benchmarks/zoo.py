@@ -98,7 +98,7 @@ def decoders() -> list[str]:
 @cache
 def published() -> dict[str, dict[str, Any]]:
     """Return {type: {name, source, keys}} of published configurations, also of a type's second one (type@word); keys:
-    what is not its class's default.
+    what is not its class's default, and more than a size or a base of rotations.
     """
     found: dict[str, dict[str, Any]] = yaml.safe_load(CONFIGURATIONS.read_text())
     return found
