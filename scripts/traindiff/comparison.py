@@ -159,11 +159,6 @@ def _places(found: list[tuple[object, int, int]]) -> dict[object, str]:
     return places
 
 
-def _batch(pair: Pair, step: int) -> Iterator[Row]:
-    if pair.actual.ranks(step) and pair.reference.ranks(step):
-        yield from outputs.rows(pair, step, ("batch", "input"))
-
-
 def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
     def rows(pair: Pair, step: int) -> Iterator[Row]:
         name = f"step{step}/{kind}"
@@ -402,8 +397,7 @@ STAGES: dict[str, Callable[[Pair, int], Iterator[Row]]] = {
     "schedule": _schedule,
     "initial weights": _initial,
     "weights before it": _before,
-    "batch": _batch,
-    "output": lambda pair, step: outputs.rows(pair, step, ("output",)),
+    "output": outputs.rows,
     "loss": lambda pair, step: _numbers(pair, step, "loss"),
     "gradient": _tensors("gradients"),
     "norm": lambda pair, step: _numbers(pair, step, "norm"),

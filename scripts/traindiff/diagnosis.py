@@ -182,7 +182,7 @@ def _causes(view: View) -> list[Formula]:
         return []
     if stage.kind == "samples":
         return _of_samples(view)
-    if stage.kind in ("output", "batch"):
+    if stage.kind == "output":
         return outputs.explain(pair, stage)
     if stage.kind == "gradient":
         found = [*formulas.explain(view), *sample_weights.explain(view)]
@@ -365,7 +365,7 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
             *_settings(view),
             *_rows(view),
         ]
-    if stage.kind in ("output", "batch"):
+    if stage.kind == "output":
         found += outputs.places(stage)
         modules = pair.reference.about.get("modules", {})
         if classes := modules.get(stage.wrong[0].module):

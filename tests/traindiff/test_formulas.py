@@ -61,7 +61,6 @@ ALONE = {
     "smoothed": ("plain", "gradient; "),
     "one layer's gradient doubled": ("plain", "gradient; a factor of 2 (2.weight)"),
     "gradients in bfloat16": ("plain", "gradient; cast: this training's are rounded to bfloat16"),
-    "clips by value": ("reference", "clipped gradient; clip by value: at 0.03"),
     "clips by the norm of a part": ("reference", "clipped gradient; norm of some: all parameters but 0.weight"),
     "clipped by hand": ("reference", None),
     "clipped by hand at half the norm": ("reference", "gradient; a factor of 0.152374, to a norm of 0.1"),
@@ -70,17 +69,7 @@ ALONE = {
         "plain",
         "update; settings: lr 0.1, not 0.01; optimizer SGD, not AdamW; weight_decay 0, not 0.1",
     ),
-    "clips the last layer": (
-        "reference",
-        "clipped gradient; clip of some: only 2.bias, 2.weight, by their own norm",
-    ),
-    "clips the last layer at half the norm": (
-        "clips the last layer",
-        "clipped gradient; clip: to a norm of 0.1, not 0.2: only 2.bias, 2.weight, by their own norm",
-    ),
     "keeps the rate in the buffer": ("momentum", None),
-    "penalty": ("plain", "gradient; penalty: 0.01 x sign(w), as of an L1 norm"),
-    "clips the largest value": ("reference", "clipped gradient; clip: to a norm of type inf (norm_type) of 0.2"),
     "sgd": ("momentum", "update; settings: momentum 0, not 0.9"),
     "amsgrad": ("plain", "optimizer state; settings: amsgrad True, not False"),
     "rmsprop of another alpha": ("rmsprop", "optimizer state; settings: alpha 0.9, not 0.99"),
@@ -109,11 +98,7 @@ ALONE = {
     "bfloat16, slowly": ("float32, slowly", "update; cast: weights are kept in bfloat16: "),
     "shifted, in micro-batches": ("shifted", None),
     "shifted, micro-batches not divided": ("shifted", "gradient; a factor of 2 (as is the number of micro-batches)"),
-    "averaged weights stay": (
-        "plain",
-        "weights before it; mean of earlier weights: 0.333333 (1/3) of the initial ones, 0.333333 (1/3) of those after "
-        "step 0, 0.333333 (1/3) of those after step 1",
-    ),
+    "weights moved between steps": ("plain", "weights before it; "),
     "resumed without moments": ("resumed", "optimizer state; moments lost: they begin with this step's gradient"),
 }
 """A training on one device: what it is compared with, and the first stage that differs, and its cause."""
