@@ -20,7 +20,7 @@ LABELS = {"clipped": "clipped gradients", "optimizer": "optimizer states", "init
 
 
 def main(words: list[str] | None = None) -> int:
-    """Compare the dumps that the command line names; return the exit status."""
+    """Compare the dumps that the command line names, and print the page; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="traindiff",
         description="Find where two trainings that should be equal differ first, and which formula explains that.",
@@ -31,8 +31,18 @@ def main(words: list[str] | None = None) -> int:
         "reference", metavar="REFERENCE", type=Path, help="folder or file of the training that is right"
     )
     add_options(parser)
-    parser.add_argument("--output", type=Path, help="page to write (Markdown); without it, print the page")
-    return run(parser.parse_args(words))
+    args = parser.parse_args(words)
+    try:
+        found = diagnose(pair(args))
+        page = markdown(found, f"{args.other} against {args.reference}")
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        print(page, flush=True)
+    except BrokenPipeError:  # its reader, as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return int(found.first is not None)
 
 
 def add_options(parser: argparse._ActionsContainer) -> None:
@@ -46,31 +56,6 @@ def add_options(parser: argparse._ActionsContainer) -> None:
         parser.add_argument(f"--{name}", action="append", default=[], metavar=shown, help=f"{text}; repeatable")
     parser.add_argument("--dtype", choices=[*NUMBERS], help="coarsest arithmetic, if files are in a finer dtype")
     parser.add_argument("--twin", type=Path, help="the reference again, from weights moved by one rounding")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Compare two dumps, print the page or write it and print its first sentence; return the exit status."""
-    try:
-        found = diagnose(pair(args))
-        page = markdown(found, f"{args.other} against {args.reference}")
-        if args.output:
-            _write(args.output, page)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    try:
-        print(found.sentence if args.output else page, flush=True)
-    except BrokenPipeError:  # its reader, as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return int(found.first is not None)
-
-
-def _write(path: Path, page: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} could not be written ({error.strerror}); name another place (--output).") from None
 
 
 def pair(args: argparse.Namespace) -> Pair:

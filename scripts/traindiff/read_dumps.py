@@ -18,11 +18,7 @@ from traindiff.pair import LIMITS, NUMBERS
 
 ENDING = ".safetensors"
 FILE = re.compile(r"(initial|before|samples|gradients|clipped|optimizer|weights)(?:-(\d+))?(?:\..+)?")
-"""Kind and step of a file: gradients-0, weights-12.tp0."""
-STEP = re.compile(r"step-?(\d+)")
-"""A folder of the files of a step."""
-MODEL, CHECKPOINT = re.compile(r"model(?:-\d+-of-\d+)?"), re.compile(r"checkpoint-(\d+)")
-"""Weights that Hugging Face's trainer saves, and their folder, which counts steps from 1."""
+"""Kind and step of a file: gradients-0, weights-12.tp0; without a number of step 0."""
 WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Parts of names that torch.compile, FSDP1 and activation checkpointing add; DDP's `module.` see ``_wrapper``."""
 SHOWN = re.compile(r"step-?(\d+)\.json")
@@ -214,17 +210,12 @@ def _file(path: Path) -> str:
     """
     if own := UNREDUCED_FILE.fullmatch(path.name):
         return f"step{own[1]}/{UNREDUCED}{own[2]}"
-    name, folders = path.name.removesuffix(ENDING), path.parts[-2::-1]
-    if MODEL.fullmatch(name):
-        after = next((int(found[1]) for folder in folders if (found := CHECKPOINT.fullmatch(folder))), 1)
-        return f"step{after - 1}/weights" if after else "initial"
-    if not (found := FILE.fullmatch(name)):
+    if not (found := FILE.fullmatch(path.name.removesuffix(ENDING))):
         raise InputError(
             f"{path}: its name does not say what it contains; name it gradients-N{ENDING} (or clipped, optimizer, "
             f"weights; N: the step, from 0), or initial{ENDING}."
         )
-    steps = [found[2], *(of[1] for folder in folders if (of := STEP.fullmatch(folder))), "0"]
-    return "initial" if found[1] == "initial" else f"step{int(next(filter(None, steps)))}/{found[1]}"
+    return "initial" if found[1] == "initial" else f"step{int(found[2] or 0)}/{found[1]}"
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
