@@ -111,7 +111,7 @@ class Formula:
 def explain(view: View) -> list[Formula]:
     """Return the formulas that hold with the fewest unknowns; several hold equally."""
     every = _OF.get(view.stage.kind, _PLAIN)
-    return fewest(each for formulas in every for each in formulas(view)) or [*_partly(view)]
+    return fewest(each for formulas in every for each in formulas(view))
 
 
 def fewest(found: Iterable[Formula]) -> list[Formula]:
@@ -170,6 +170,10 @@ def _factor(view: View) -> Iterator[Formula]:
             text = "" if view.is_whole else listed(names)
             yield from _of_zero(view, Formula(cause, text, f"{kind} = 0", fit))
         return
+    if kind == "gradient" and all(not bool(view.expected(name).any()) for name in names):
+        fit = Fit([], 0.0, sum(view.expected(name).numel() for name in names), 0)
+        yield Formula("no gradient", f"in the reference, of {listed(names)}", "the reference's gradient = 0", fit)
+        return
     if kind == "optimizer state" and view.gradients(1):
         return  # the gradients' factors say more
     if fit := view.solve("a factor", names, [view.expected]):
@@ -180,25 +184,6 @@ def _factor(view: View) -> Iterator[Formula]:
         text = "; ".join(f"{number(c)} of {listed([n for n in own if view.same(own[n], c, 3)], 2)}" for c in fit.solved)
         cause = "factors of updates" if kind == "update" else "factor of some"
         yield Formula(cause, text, f"{kind} = c x the reference's, with a c of each group of tensors", fit)
-
-
-def _partly(view: View) -> Iterator[Formula]:
-    """x' = c x of several tensors with the same c, or x = 0, where no formula holds of all that differ."""
-    if view.stage.kind != "gradient":
-        return
-    if all(not bool(view.expected(name).any()) for name in view.names):
-        fit = Fit([], 0.0, sum(view.expected(name).numel() for name in view.names), 0)
-        yield Formula("no gradient", f"in the reference, of {listed(view.names)}", "the reference's gradient = 0", fit)
-        return
-    own = _of_each(view, view.names, view.expected, view.actual)
-    factors = {name: fit.solved[0] for name, fit in own.items()}
-    groups = [[n for n in factors if view.same(factors[n], c, 3)] for c in _distinct(factors.values(), view)]
-    groups = [group for group in groups if len(group) > 1]
-    if groups and len(groups) <= GROUPS:
-        text = "; ".join(f"{number(factors[each[0]], view.near)} of {listed(each)}" for each in groups)
-        text += f"; {len(view.names) - sum(map(len, groups))} other tensors have no formula"
-        fit = joined([factors[each[0]] for each in groups], (own[name] for group in groups for name in group))
-        yield Formula("factor of some", text, "gradient = c x the reference's, of these tensors", fit)
 
 
 def _in_groups(view: View, names: list[str], term: Read, of: Read | None = None) -> tuple[dict[str, float], Fit] | None:
@@ -307,33 +292,6 @@ def is_square(found: float, wanted: float, whole: float, view: View) -> bool:
     """Return whether a squared norm is another one, and explains the difference of that from the whole."""
     near = 4 * min(view.near, NEAR_NORMS)
     return abs(found - wanted) <= min(near * wanted, view.limit(PART) * abs(whole - wanted))
-
-
-def _rows(view: View) -> Iterator[Formula]:
-    """x' = c x in some rows or columns of a tensor, and x in the others."""
-    if len(view.names) != 1:
-        return
-    name = view.names[0]
-    if view.solve("", [name], [view.expected]):
-        return  # a factor of all of it
-    value, other = view.actual(name), view.expected(name)
-    row = next(row for row in view.stage.rows if row.name == name)
-    wrong = ~((value - other).abs() <= row.limit * float(other.abs().max()))
-    for dim in range(value.dim()):
-        at = wrong.movedim(dim, 0).flatten(1).any(1) if value.dim() > 1 else wrong
-        if bool(at.all()):
-            continue
-        mask = at.double().reshape([-1 if each == dim else 1 for each in range(value.dim())])
-        if int(mask.expand_as(value).sum()) >= LEAST and (fit := view.solve("", [name], [_constant(mask * other)])):
-            times = 1 + fit.solved[0]
-            place = f"{name}[{ranges(at.nonzero().flatten().tolist())}] along dimension {dim}"
-            text = f"{number(times)}{meaning(view.pair, view.step, times, view.near)} in {place}"
-            yield Formula("factor of some", text, f"{place} = {coefficient(times)} x the reference's", fit)
-            return
-
-
-def _constant(value: Tensor) -> Read:
-    return lambda _: value
 
 
 def _another_step(view: View) -> Iterator[Formula]:
@@ -685,7 +643,7 @@ def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
 
 
 Formulas = Callable[[View], Iterable[Formula]]
-_PLAIN: tuple[Formulas, ...] = (_factor, _rows, _another_step, _cast)
+_PLAIN: tuple[Formulas, ...] = (_factor, _another_step, _cast)
 _OF: dict[str, tuple[Formulas, ...]] = {
     "gradient": (*_PLAIN, _ranks, _previous, _decay),
     "clipped gradient": (*_PLAIN, _decay),

@@ -89,7 +89,7 @@ DIFFERENT = {
             {"gradients": {"up.weight": UP}},
             *("--merge", "up.weight=0", "--ranks", "tp=2"),
         ),
-        "0.5 (as is 1 / the number of ranks along tp, and 1 / the number of ranks) in up.weight[4-7] along ",
+        "- Of 8 rows of up.weight, only these differ: 4-7.",
     ),
     "updates": (
         (START | {"weights-0": times(1.5)}, START | {"weights-0": times(1.25)}, "--ranks", "dp=2"),
