@@ -187,7 +187,7 @@ class Samples:
     only a part of a sample's sequence.
 
     Raises:
-        InputError: the file does not have this form.
+        InputError: there is not one of each for every sample.
     """
 
     def __init__(self, tensors: Tensors) -> None:
@@ -195,21 +195,15 @@ class Samples:
         self.names = [name for name in tensors.names if not name.endswith(INDEX)]
         self.rows = tensors.shape(self.names[0])[0] if self.names else 0
         self.ids, self.targets, self.parts = (self._listed(key) for key in ("ids", "targets", "parts"))
-        wrong = [name for name in self.names if tensors.shape(name)[0] != self.rows]
-        if wrong:
-            raise InputError(f"{tensors.path}: {wrong[0]} has not {self.rows} samples, as {self.names[0]} has.")
         self.taken = [*range(self.rows)]
         """The rows that are looked at."""
         self.indexed = {name.removesuffix(INDEX) for name in tensors.names if name.endswith(INDEX)}
         """Parameters of which only some values are kept."""
 
     def _listed(self, key: str) -> list[Any]:
-        try:
-            found = json.loads(self.tensors.metadata.get(key, "[]"))
-        except ValueError:
-            found = None
-        if not isinstance(found, list) or len(found) not in (0, self.rows):
-            raise InputError(f"{self.tensors.path}: its metadata `{key}` is not a list of {self.rows} values in JSON.")
+        found: list[Any] = json.loads(self.tensors.metadata.get(key, "[]"))
+        if len(found) not in (0, self.rows):
+            raise InputError(f"{self.tensors.path} has {len(found)} `{key}` of {self.rows} samples; write as many.")
         return found
 
     def with_gradient(self, names: list[str]) -> "Samples":

@@ -160,9 +160,6 @@ def _notes(pair: Pair, rules: Rules) -> list[str]:
             notes.append(f"The {kind} are {dtypes}: the coarser dtype of a tensor sets its limit.")
         if bool(own) != bool(others):
             notes.append(f"Only `{captures[not own].folder}` has {kind}; they are not compared.")
-    skipped = sum(each.skipped for each in getattr(pair.actual, "files", {}).values())
-    if skipped:
-        notes.append(f"Left out (--skip): {skipped} tensors of `{captures[0].folder}`.")
     return notes
 
 

@@ -48,7 +48,7 @@ class Diagnosis:
             return f"Nothing differs in step{'s' * (len(steps) > 1)} {ranges(steps)}."
         wrong, rows = self.first.wrong, self.first.rows
         count = f" ({len(wrong)} of {len(rows)}, first {wrong[0].name})" if len(rows) > 1 else f" ({wrong[0].name})"
-        count = "" if wrong[0].name in (self.first.kind, "expert_load") else count
+        count = "" if wrong[0].name == self.first.kind else count
         named = "; no formula fits"
         if self.causes:
             each = [cause.name for cause in self.causes]

@@ -114,29 +114,22 @@ class Parts(Tensors):
     def __init__(self, dump: Dump, name: str, paths: list[Path], rules: Rules) -> None:
         super().__init__(dump.folder / name)
         self.rules, self.paths = rules, paths
-        self.skipped = 0
         self.places: dict[str, list[tuple[Tensors, str]]] = defaultdict(list)
         named = {path: {former: rules.name(former) for former in Tensors(path).names} for path in paths}
-        self.wrapper = _wrapper([name for names in named.values() for name in names.values()])
+        wrapper = _wrapper([name for names in named.values() for name in names.values()])
         for path, names in named.items():
             file = Tensors(path)
             for former, wrapped in names.items():
-                name = wrapped.removeprefix(self.wrapper)
-                if rules.skips(name) or rules.skips(wrapped):
-                    self.skipped += 1
+                name = wrapped.removeprefix(wrapper)
+                if rules.skips(name):
                     continue
                 if any(other != former for _, other in self.places[name]):
                     raise InputError(
                         f"{self.places[name][0][1]} and {former} of {dump.folder} both become {name}; write --rename "
                         "so that they differ."
                     )
-                self._dimension(name)
+                rules.dimension(name)  # notes which rules match
                 self.places[name].append((file, former))
-
-    def _dimension(self, name: str) -> int | None:
-        """Return the dimension along which to join; a rule may have been written for the name with its prefix."""
-        dim = self.rules.dimension(name)
-        return self.rules.dimension(self.wrapper + name) if dim is None else dim
 
     @cached_property
     def names(self) -> list[str]:
@@ -170,7 +163,7 @@ class Parts(Tensors):
             raise missing(self.path, name)
         places = self.places[name]
         values = [file[former] for file, former in places]
-        dim = self._dimension(name)
+        dim = self.rules.dimension(name)
         paths = f"{places[0][0].path} and {places[-1][0].path.name}"
         if dim is not None and len(values) > 1:
             try:

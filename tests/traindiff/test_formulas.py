@@ -53,7 +53,6 @@ ALONE = {
     ),
     "the last sample dropped": ("plain", f"gradient; {DROPPED}"),
     "the first sample twice": ("plain", f"gradient; {DROPPED}; {TWICE}"),
-    "float32, the first sample twice": ("float32", f"gradient; {DROPPED}; {TWICE}"),
     "weights of samples": (
         "plain",
         "gradient; size of each sample's part: from 0.1 to 3 times the reference's; 1 of 8 count as there: #",
@@ -72,7 +71,6 @@ ALONE = {
     "keeps the rate in the buffer": ("momentum", None),
     "sgd": ("momentum", "update; settings: momentum 0, not 0.9"),
     "amsgrad": ("plain", "optimizer state; settings: amsgrad True, not False"),
-    "rmsprop of another alpha": ("rmsprop", "optimizer state; settings: alpha 0.9, not 0.99"),
     "clips later by PyTorch": ("plain", "optimizer state; clip: to a norm of 0.33"),
     "sgd clips later by PyTorch": ("sgd", "update; clip: to a norm of 0.33"),
     "plain": ("reference", "optimizer state; no clipping"),
@@ -252,9 +250,9 @@ def test_a_weight_of_each_sample_is_a_size_of_its_part(tmp_path):
     assert "size of each sample's part: from 0.2 to 4 times the reference's; 2 of 8 count as there: #0, #5.**" in page
 
 
-def test_metadata_that_do_not_fit_are_an_error(tmp_path):
-    with pytest.raises(InputError, match=r"its metadata `targets` is not a list of 4 values in JSON"):
-        weighted(tmp_path, [2, 0, 1, 1], 30, targets="3")
+def test_targets_of_other_samples_are_an_error(tmp_path):
+    with pytest.raises(InputError, match="has 1 `targets` of 4 samples; write as many"):
+        weighted(tmp_path, [2, 0, 1, 1], 30, targets="[3]")
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, "initial"), (torch.float64, "gradients-0")])
