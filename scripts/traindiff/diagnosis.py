@@ -17,7 +17,6 @@ BEFORE_UPDATES = ("samples", "gradient", "clipped gradient", "optimizer state")
 """Stages that may differ where updates are equal: reduction or state inside the optimizer, for example."""
 MEANINGS = 3
 """Most numbers that a reported loss may be, and still be named."""
-RANKS = "`--ranks dp=N`, `--ranks micro-batches=N`: then factors have names."
 ISLAND = 1e-5
 """Largest part of a tensor in float64 that the rounding of float32 inside makes up."""
 
@@ -495,11 +494,9 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
     precision = view.limit(LIMITS) if is_of_tensors else math.nan
     most = max(row.difference for row in stage.wrong)
     said = [bool(capture.ranks(stage.step) or capture.shown(stage.step).get("ids")) for capture in pair.captures]
-    numbers = {"mesh", "accumulation", "world_size"} & {*pair.actual.about, *pair.actual.shown(stage.step)}
     is_gradient = is_dump and stage.kind == "gradient"
-    has_numbers = not is_dump or not is_of_tensors or bool(numbers)
     if causes:
-        return [RANKS] if not has_numbers and any(cause.cause.startswith("factor") for cause in causes) else []
+        return []
     found = {
         "`dumped.samples(losses)` in the reference, before `backward()`: it shows the weight of each sample.": (
             is_gradient and not pair.reference.samples(stage.step)
@@ -515,7 +512,6 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
         "`--twin`, the reference from weights moved by one rounding: it shows how far rounding grows.": (
             pair.twin is None and precision != LIMITS["F64"] and stage.step > pair.steps[0]
         ),
-        RANKS: not has_numbers,
         "The outputs of the model for the samples of this step, printed by both: they tell the forward from the "
         "backward pass.": is_gradient and not _same_loss(view),
     }

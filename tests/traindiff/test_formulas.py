@@ -194,21 +194,23 @@ def test_the_page_of_the_document_is_that_of_a_loop_with_the_ranks_that_read_sam
 
 # Files alone
 
-RANKS = ("--ranks", "dp=2", "--ranks", "micro-batches=4")
-
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (8, "a factor of 8 (as is the number of ranks along dp times the number of micro-batches, and"),
+        (2, "a factor of 2 (as is the number of ranks)."),
+        (4, "a factor of 4 (as is the number of micro-batches)."),
+        (8, "a factor of 8 (as is the number of ranks times the number of micro-batches)."),
         (80 / 88, "a factor of 0.909091 (10/11), to a norm of "),
         (2.0**16, "a factor of 65536, 2^16, as of a loss scale."),
         (1 + 2e-6, "a factor of 1 + 2e-06."),
     ],
 )
-def test_a_factor_is_said_by_the_numbers_that_are_known(compare, change, says):
+def test_a_factor_is_said_by_the_numbers_that_are_known(compare, tmp_path, change, says):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/step-0.json").write_text('{"world_size": 2, "micro_batches": 4}')
     precise = {name: value.double() for name, value in TENSORS.items()}
-    assert f"; cause: {says}" in compare({"gradients": times(change, precise)}, {"gradients": precise}, *RANKS)[1]
+    assert f"; cause: {says}" in compare({"gradients": times(change, precise)}, {"gradients": precise})[1]
 
 
 @pytest.mark.parametrize("part", [1e-7, 1e-3, 0.3])
@@ -336,5 +338,5 @@ def test_hints_say_what_would_tell_more(compare):
     noise = {name: value + 0.2 * torch.randn(value.shape) for name, value in TENSORS.items()}
     _, page = compare({"gradients-0": TENSORS, "gradients-1": noise}, {"gradients-0": TENSORS, "gradients-1": TENSORS})
     hints = page.partition("## What would tell more")[2]
-    for each in ("`dumped.samples(losses)`", "`dumped.note(ids=...)`", "`--twin`", "float64", "`--ranks dp=N`"):
+    for each in ("`dumped.samples(losses)`", "`dumped.note(ids=...)`", "`--twin`", "float64"):
         assert each in hints

@@ -74,24 +74,16 @@ def test_what_is_equal(compare, case):
 
 
 DIFFERENT = {
-    "ranks": (
-        ({"gradients": times(4)}, GRADIENTS, "--ranks", "dp=4"),
-        "; cause: a factor of 4 (as is the number of ranks along dp, and the number of ranks).**",
-    ),
-    "a number rather than the product of others": (
-        ({"gradients": times(4)}, GRADIENTS, "--ranks", "micro-batches=4", "--ranks", "dp=2"),
-        "; cause: a factor of 4 (as is the number of micro-batches).**",
-    ),
     "a wrong shard": (
         (
             {f"gradients.tp{rank}": {"up.weight": HALF.chunk(2)[rank]} for rank in range(2)},
             {"gradients": {"up.weight": UP}},
-            *("--merge", "up.weight=0", "--ranks", "tp=2"),
+            *("--merge", "up.weight=0"),
         ),
         "- Of 8 rows of up.weight, only these differ: 4-7.",
     ),
     "updates": (
-        (START | {"weights-0": times(1.5)}, START | {"weights-0": times(1.25)}, "--ranks", "dp=2"),
+        (START | {"weights-0": times(1.5)}, START | {"weights-0": times(1.25)}),
         "update (2 of 2, first down.weight); causes that fit equally: updates times 2, or decay: 0.25 times the "
         "weights of all parameters.**",
     ),
@@ -100,10 +92,7 @@ DIFFERENT = {
         "First difference: step 3, weights (2 of 2",
     ),
     "initial weights": (({"initial": times(2)}, START), "First difference: step 0, initial weights (2 of 2"),
-    "bf16": (
-        ({"gradients": times(2, LOW)}, GRADIENTS, "--ranks", "dp=2"),
-        "; cause: a factor of 2 (as is the number of ranks along dp",
-    ),
+    "bf16": (({"gradients": times(2, LOW)}, GRADIENTS), "; cause: a factor of 2.**"),
     "one tensor in bf16 loosens no other": (
         ({"gradients": times(1.01)}, {"gradients": TENSORS | {"down.weight": LOW["down.weight"]}}),
         "gradient (1 of 2, first up.weight)",
@@ -152,15 +141,6 @@ def test_what_differs(compare, case):
     given, words = DIFFERENT[case]
     status, page = compare(*given)
     assert (status, words in page) == (1, True), page
-
-
-def test_what_the_trainer_wrote_of_its_ranks_and_micro_batches_names_factors(compare, tmp_path):
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/step-0.json").write_text('{"world_size": 2, "micro_batches": 8}')
-    for factor, name in ((2, "the number of ranks"), (8, "the number of micro-batches")):
-        page = compare({"gradients-0": times(factor)}, {"gradients-0": TENSORS})[1]
-        assert f"a factor of {factor} (as is {name}).**" in page
-        assert "--ranks" not in page
 
 
 @pytest.mark.parametrize("value", [1.01, float("nan"), float("inf")])
