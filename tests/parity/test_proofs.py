@@ -82,16 +82,16 @@ def test_a_length_that_no_sequence_exceeds_is_none_in_a_proof():
 def test_what_a_proof_does_not_show_is_said():
     assert tiny_config.about(transformers.GPTNeoXConfig(classifier_dropout=0.1)) == [], "of another class"
     config = transformers.CvtConfig(drop_path_rate=[0.0, 0.0, 0.1])
-    assert tiny_config.about(config) == ["proven without dropout and noise: drop_path_rate 0.1"]
+    assert tiny_config.about(config) == ["0 in a proof, as dropout and noise: drop_path_rate 0.1"]
     config = transformers.SeedOssConfig(sparse_span=96, span_dim=96, hidden_sizes=[96], out_channels=96)
     assert tiny_config.about(config) == [
         "not exercised by the tiny model: sparse_span 96",
-        "proven without dropout and noise: attention_dropout 0.1, residual_dropout 0.1",
+        "0 in a proof, as dropout and noise: attention_dropout 0.1, residual_dropout 0.1",
     ]
     config = transformers.PhimoeConfig(input_jitter_noise=0.02, max_position_embeddings=64, sliding_window=None)
     assert tiny_config.about(config) == [
-        "proven without dropout and noise: input_jitter_noise 0.02",
-        "proven with 0, though evaluation depends on it: router_jitter_noise 0.01",
+        "0 in a proof, as dropout and noise: input_jitter_noise 0.02",
+        "0 in a proof, though evaluation depends on it: router_jitter_noise 0.01",
     ]
 
 
@@ -117,7 +117,7 @@ def test_a_table_of_proofs_ends_with_what_to_do_and_counts():
 def test_lengths_are_those_that_the_model_reads():
     config = transformers.Gemma3TextConfig(use_bidirectional_attention=True)
     config.sliding_window = 32  # of which the library writes another number
-    assert tiny_config.about(config) == ["proven with sequences that exceed: sliding_window 32"]
+    assert tiny_config.about(config) == ["sequences of a proof exceed: sliding_window 32"]
     config = transformers.LlamaConfig(sliding_window=16)
     assert tiny_config.about(config, unread=["sliding_window"]) == [f"{WITHOUT_EFFECT}: sliding_window"]
 

@@ -373,7 +373,6 @@ def test_keys_of_published_files_are_taken_also_as_the_library_writes_them(tmp_p
 @pytest.mark.parametrize(
     ("keys", "unread"),
     [
-        ({"model_type": "modernbert-decoder", "local_attention": 64, "sliding_window": 32}, ["local_attention"]),
         ({"model_type": "gemma3n_text", "num_kv_shared_layers": 10}, []),  # which a property reads
         (
             LLAMA | {"rms_norm_eps": 1e-6, "rms_norm_epsilon": 1e-3, "num_kv_heads": 2, "torch_dtype": "bfloat16"},

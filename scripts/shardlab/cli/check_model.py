@@ -89,10 +89,12 @@ def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
             )
     print(f"class: {trained}")
     tiny_config.write(config, tiny)
-    proofs = []
+    proofs: list[Proof] = []
     unread = _transformers.unread(written.task, str(folder), {})
-    print("\n".join([*tiny_config.about(config, unread=unread), proof_table.HEAD]), flush=True)
+    above = [*tiny_config.about(config, unread=unread), proof_table.HEAD]
     for proof in of_model.prove(tiny, dict.fromkeys(names), written):
+        if not proofs:  # what was proven is said of a model that runs
+            print("\n".join(above), flush=True)
         proofs.append(proof)
         print(proof_table.line(proof), flush=True)
     print(

@@ -23,6 +23,7 @@ from transformers.modeling_rope_utils import RopeParameters
 from transformers.utils import logging
 
 from shardlab.errors import UserError
+from shardlab.files import ROOT
 from shardlab.models._library_chain import as_chain, example, on_fake_tensors
 from shardlab.models._positions import Largest, follow
 from shardlab.models._sequence import largest_of
@@ -79,9 +80,11 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             raise UserError(
                 f"{folder}: {kind} computes {key} from other keys, so it has no effect under `model:`; set those."
             )
+        close = get_close_matches(key, [field.name for field in dataclasses.fields(config)], n=1)
+        meant = f"write {close[0]}, or " if close else ""
         raise UserError(
-            f"{folder}: {kind} takes no key {key} under `model:`; remove it from the workload's file, or use a model "
-            "that has it."
+            f"{folder}: {kind} takes no key {key} under `model:`; {meant}remove it from the workload's file, or use a "
+            "model that has it."
         )
     config.use_cache = False
     quantized = hasattr(config, "quantization_config")  # which loading may remove
@@ -311,7 +314,7 @@ def _changed(
     def by_layer(values: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Return what there is for each layer, for the other number of them."""
         lists = {key: each for key, each in values.items() if isinstance(each, list) and len(each) == before}
-        if not layers or before <= 1:
+        if not isinstance(layers, int) or before <= 1:
             return {}
         return {key: [each[number % before] for number in range(layers)] for key, each in lists.items()}
 
@@ -384,81 +387,33 @@ IN_POSITIONS = 0.85
 """The same for keys of rotary positions, of which the library has a list."""
 
 
-WITHOUT_EFFECT = "found without effect in config.json (of texts and switches only those that its class does not know)"
+WITHOUT_EFFECT = "keys of config.json without effect, unknown to its class and read by no code of the model"
 """What ``unread`` returns, in words."""
 
 
 def unread(task: str, folder: str, args: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a folder's config.json, with ``args`` over them, that have no effect on a training.
-
-    The library takes any key, as an attribute; a model's code may ask for those that are no fields.
+    """Return the keys of a folder's config.json, with ``args`` over them, that its class has no field for and that no
+    code of the model asks for: the library takes any key, as an attribute.
     """
     with torch.device("meta"):
         model: Any = create(task, folder, {**args}, pretrained=False)
-    layers = frozenset(map(type, model.modules()))
-    kinds = layers | frozenset(map(type, (model.config, *vars(model.config).values())))
-    written = _written(folder, args)
-    keys = [*_without_field(model.config, written)]
-    found = [f"{place}{key}" for place, key in keys if not _is_read(key, kinds)]
-    return found + [
-        key
-        for key in _numbers_with_field(model.config, written)
-        if not any(_is_read(name, layers, LIBRARY) for name in _names(key, model.config))
-        and (key in args or not _decides_another(key, model.config, written))
-    ]
+    kinds = frozenset(map(type, (*model.modules(), model.config, *vars(model.config).values())))
+    keys = _without_field(model.config, _written(folder, args))
+    return [f"{place}{key}" for place, key in keys if not _is_read(key, kinds)]
 
 
-def _numbers_with_field(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of numbers that are fields of their class, and not of any."""
-    kind = type(config)
-    own = {field.name for field in dataclasses.fields(kind)} - vars(PreTrainedConfig()).keys()
-    for key, value in values.items():
-        if (
-            key in own
-            and type(value) in (int, float)
-            and not key.endswith("_token_id")
-            and not key.startswith(READ_OF_ANY)
-        ):
-            yield key
-
-
-def _names(key: str, config: PreTrainedConfig) -> set[str]:
-    """Return the names by which code may ask for a key of a configuration."""
-    theirs = type(config).attribute_map
-    return {key, theirs.get(key, key)} | {name for name, field in theirs.items() if field == theirs.get(key, key)}
-
-
-def _decides_another(key: str, config: PreTrainedConfig, values: Mapping[str, Any]) -> bool:
-    """Return whether a class computes another value of a configuration from a key that its file has."""
-    kind, found = type(config), []
-    computed = {name for name in dir(kind) if isinstance(getattr(kind, name, None), property)}
-    computed -= {*dir(PreTrainedConfig)}
-    for value in (values[key], values[key] + 1, 2 * values[key], 1, 2):
-        try:
-            own = kind(**{**values, key: value})
-            others = {name: each for name, each in vars(own).items() if name != key}
-            found.append(others | {name: getattr(own, name) for name in computed})
-        except Exception:  # it is checked, and so it is read
-            return True
-    return any(each != found[0] for each in found)
-
-
-def _is_read(key: str, kinds: frozenset[type], more: str = "") -> bool:
-    """Return whether the code of the library's classes, or of ``more`` files of it, asks for a key."""
+def _is_read(key: str, kinds: frozenset[type]) -> bool:
+    """Return whether the code of the library's classes asks for a key."""
     pattern = rf"(config|self)\.{re.escape(key)}\b|[\"']{re.escape(key)}[\"']"
-    return bool(re.search(pattern, _code(kinds, more)))
+    return bool(re.search(pattern, _code(kinds)))
 
 
 @cache
-def _code(kinds: frozenset[type], more: str) -> str:
+def _code(kinds: frozenset[type]) -> str:
     modules = {base.__module__ for kind in kinds for base in kind.__mro__}
-    own = [inspect.getsource(sys.modules[name]) for name in modules if name.startswith(READING)]
-    files = Path(transformers.__file__).parent.glob(more) if more else ()
-    return "\n".join([*own, *(path.read_text(encoding="utf-8") for path in files)])
+    return "\n".join(inspect.getsource(sys.modules[name]) for name in modules if name.startswith(READING))
 
 
-LIBRARY = "*.py"
-"""Files of the library that all models use."""
 READING = ("transformers.models.", "transformers.modeling_rope_utils")
 """Modules whose code asks for keys of their models' configurations."""
 READ_OF_ANY = ("is_causal", "initializer_range", "initializer_factor", "init_std", "quantization_config", "auto_map")
@@ -555,9 +510,10 @@ def _reason(error: Exception, values: Mapping[str, Any]) -> str:
 
 
 def _where(error: Exception) -> str:
-    """Return the line of code that failed, unless it is one that raises an error with words of its own."""
-    line = traceback.extract_tb(error.__traceback__)[-1].line or "raise"
-    return "" if line.startswith("raise") or isinstance(error, OSError) else f" at `{line}`"
+    """Return the line of the library that failed, unless it is one that raises an error with words of its own."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    told = last.line is None or last.line.startswith("raise") or isinstance(error, OSError)
+    return "" if told or Path(last.filename).is_relative_to(ROOT) else f" at `{last.line}`"
 
 
 PROBABILITIES = re.compile(r".*(dropout|pdrop|drop_rate|drop_path_rate|layerdrop).*")

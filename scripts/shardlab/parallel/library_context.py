@@ -55,7 +55,8 @@ def check(run: Run, model: Any) -> None:
     if not getattr(model, "_supports_attention_backend", False):
         raise UserError(
             f"the library does not declare that all layers of model {name} attend through its registry of attentions "
-            "(_supports_attention_backend; recurrent layers do not), so its sequences cannot be split; leave out cp."
+            "(_supports_attention_backend), as recurrent ones, for example, do not, so its sequences cannot be split; "
+            "leave out cp."
         )
     if "position_ids" not in arguments(model):
         raise UserError(f"model {name} takes no position_ids, so its sequences cannot be split; leave out cp.")

@@ -217,13 +217,13 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
     tried = [f"{key} {value}" for key, value in unknown if small.get(key) != value]
     sentences = {
         WITHOUT_EFFECT: unread,
-        "proven with sequences that exceed": [*(name for name in exceeded if name not in idle), *tried],
+        "sequences of a proof exceed": [*(name for name in exceeded if name not in idle), *tried],
         "not exercised by the tiny model": [
             *idle,
             *(name for key, value in unknown if (name := f"{key} {value}") not in tried),
         ],
-        "proven without dropout and noise": [rates[key] for key in noise if key not in acting],
-        "proven with 0, though evaluation depends on it": [rates[key] for key in acting],
+        "0 in a proof, as dropout and noise": [rates[key] for key in noise if key not in acting],
+        "0 in a proof, though evaluation depends on it": [rates[key] for key in acting],
     }
     return [f"{sentence}: {', '.join(found)}" for sentence, found in sentences.items() if found]
 
@@ -421,6 +421,8 @@ class _Rules:
             return value
         if key == "image_size" and value is not None:
             return self.picture
+        if key == "patch_size" and "patch_stride" in values:  # they overlap, by as much as the padding fits
+            return value
         rotary = values.get("qk_rope_head_dim")
         if key == "head_dim" and rotary and value:  # latent attention: that of a query's rotated part, or of both parts
             return ROTARY if value == rotary else HEAD + ROTARY

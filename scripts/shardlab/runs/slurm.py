@@ -220,10 +220,8 @@ def resources(
     tasks = max(2, devices_per_node)
     cores = -(-devices_per_node * (queue.cpus_per_rank or site.cpus_per_rank) // tasks)
     requested |= {"mpi": "srun", "tasks_per_node": tasks, "cpus_per_task": cores}
-    flags = list(queue.flags)
-    if stage == "train":
-        flags += ["--open-mode=append"]
-        flags += ["--requeue"] if slurm.requeue else ["--no-requeue"]
+    # The same for every stage: Snakemake groups jobs only if these agree.
+    flags = [*queue.flags, "--open-mode=append", "--requeue" if slurm.requeue else "--no-requeue"]
     gpus = None if stage in slurm.stages and slurm.stages[stage].gpus == "none" else slurm.gpus
     of_a_node = ":".join([*filter(None, [slurm.gpu_type]), str(devices_per_node)])
     if slurm.gres:

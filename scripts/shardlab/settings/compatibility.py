@@ -88,7 +88,7 @@ def check_context(
     if workload.is_two_stacks:
         raise Unsupported(f"{name} has {TWO_STACKS}, of which each attends to whole sequences; use ddp, fsdp or tp.")
     if workload.is_declared and workload.task not in CAUSAL:
-        raise Unsupported(f"{name} has pictures, of which each is one short sequence; cp splits text; use fsdp or tp.")
+        raise Unsupported(f"{name} has pictures, of which each is one short sequence; cp splits text; use fsdp.")
     if workload.context_sizes is None and not workload.is_declared:
         raise Unsupported(
             f"workload {name} does not support cp; if its model attends through models/_layers.py and its task names "

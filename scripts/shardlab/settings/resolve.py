@@ -183,11 +183,11 @@ def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
             check_proven(one)
             runs.append(one)
         except Unsupported as reason:
-            left_out[strategy, workload] = str(reason)
+            left_out[strategy, workload] = str(reason).removeprefix(f"{strategy} x {workload}: ")
         except UserError as reason:
             if variants.base(strategy) == strategy:
                 raise
-            left_out[strategy, workload] = str(reason)
+            left_out[strategy, workload] = str(reason).removeprefix(f"{strategy} x {workload}: ")
     if config.sweep and not runs:
         raise UserError(f"{sweep.WHERE}: no variant is possible: {next(iter(left_out.values()))}")
     for one in {(variants.base(one.workload), one.data.name): one for one in runs}.values():

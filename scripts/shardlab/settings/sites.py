@@ -121,7 +121,7 @@ class Slurm(Strict):
     runtime: PositiveInt = Field(60, description="Time limit of a training job (minutes).")
     requeue: bool = Field(
         True,
-        description="Requeue a training under its job id if it was asked to, was preempted or lost its node (false: "
+        description="Requeue a job under its id if it was asked to, was preempted or lost its node (false: "
         "if the site forbids it; Snakemake then submits it again).",
     )
     gres: str | None = Field(
