@@ -47,7 +47,7 @@ OTHERS = {
 not support DeepSpeed.
 """
 LEAST = 10
-"""Minimum number of rounds: the first ones record the settings and are not counted."""
+"""Minimum number of rounds: the first ones are not counted."""
 ALONE = 10
 """Steps of the processes whose start-up and memory are measured."""
 
@@ -73,27 +73,21 @@ def main() -> None:
         return
     if args.rounds < LEAST:
         raise UserError(f"--rounds {args.rounds}: too few for a result; use at least {LEAST}.")
-    steps, starts, settings = [], [], {}
+    steps, starts = [], []
     with tempfile.TemporaryDirectory() as folder:
         for strategy in args.strategies:
             for size in args.sizes:
                 place = Path(folder) / f"{strategy}-{size}"
                 ranks = prepare(place, strategy, size, args.rounds).world_size
                 names = ["bare", "shardlab", *OTHERS[strategy]]
-                found = started(place, ranks, names)
-                settings[strategy] = found["settings"]
-                steps += rows(pd.DataFrame(found["seconds"]), strategy, size, names, args.rounds // 10)
+                found = pd.DataFrame(started(place, ranks, names))
+                steps += rows(found, strategy, size, names, args.rounds // 10)
                 if ranks == 1 and args.repeats and size in (args.sizes[0], args.sizes[-1]):
                     prepare(place / "alone", strategy, size, ALONE)
                     starts += startups(place / "alone", size, names, args.repeats)
-    of_all = pd.DataFrame(settings).fillna("").rename_axis("setting").reset_index()
-    for name, each in (
-        ("peers", pd.DataFrame(steps)),
-        ("peers_start", pd.DataFrame(starts)),
-        ("peers_settings", of_all),
-    ):
-        if len(each):
-            show(each, args.output / f"{name}.csv", ".4g")
+    for name, each in (("peers", steps), ("peers_start", starts)):
+        if each:
+            show(pd.DataFrame(each), args.output / f"{name}.csv", ".4g")
             print()
 
 
@@ -125,10 +119,9 @@ def inside(place: Path, alone: str) -> None:
 
 
 def race(run: Run, place: Path, output: Path, names: list[str]) -> Any:
-    """Return the seconds of each step of each trainer, in turn, and the settings that all of them use."""
+    """Return the seconds of each step of each trainer, in turn."""
     from trainers import TRAINERS  # type: ignore[import-not-found]
     from trainers.race import Race  # type: ignore[import-not-found]
-    from trainers.settings import same  # type: ignore[import-not-found]
 
     conductor = threading.Semaphore(0)
     turns = {name: threading.Semaphore(0) for name in names}
@@ -164,7 +157,7 @@ def race(run: Run, place: Path, output: Path, names: list[str]) -> Any:
             conductor.acquire()
             seconds[name].append(time.perf_counter() - started)
     check({name: each.losses for name, each in races.items()}, run)
-    return {"seconds": seconds, "settings": same({name: each.settings for name, each in races.items()})}
+    return seconds
 
 
 def check(losses: dict[str, list[float]], run: Run) -> None:

@@ -3,35 +3,16 @@
 torchrun --nproc-per-node 4 -- examples/fsdp_tp.py --run RUN.json --data DATA --weights WEIGHTS --output OUTPUT
 """
 
-from collections import defaultdict
-
-import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.utils import clip_grads_with_norm_
 
 import common
-
-# See tensor_parallel.py for the reasons.
-PLANS = {
-    "mlp": {"hidden": ColwiseParallel(), "output": RowwiseParallel()},
-    "llama": {
-        "embedding": RowwiseParallel(input_layouts=Replicate()),
-        "layers.*.attention.query": ColwiseParallel(),
-        "layers.*.attention.key": ColwiseParallel(),
-        "layers.*.attention.value": ColwiseParallel(),
-        "layers.*.attention.output": RowwiseParallel(),
-        "layers.*.gate": ColwiseParallel(),
-        "layers.*.up": ColwiseParallel(),
-        "layers.*.down": RowwiseParallel(),
-        "output": ColwiseParallel(output_layouts=Replicate()),
-    },
-}
+from tensor_parallel import PLANS, gradient_norm
 
 
 def main():
@@ -70,7 +51,7 @@ def main():
         loss = common.loss_sum(model(x), y) / (len(batch) * targets[0].numel()) * bool(len(own))
         # FSDP averages over its own axis only.
         (loss * parts).backward()
-        norm = gradient_norm(model)
+        norm = gradient_norm(model)  # split layers are on both axes of the mesh, others on one
         if run.recipe.max_grad_norm:
             clip_grads_with_norm_(model.parameters(), run.recipe.max_grad_norm, norm, foreach=False)
         optimizer.step()
@@ -86,15 +67,6 @@ def main():
     if rank == 0:
         save_file(weights, args.output / "model.safetensors")
     common.finish()
-
-
-def gradient_norm(model):
-    """Split layers are on both axes of the mesh, others on one; torch's functions take one mesh at a time."""
-    gradients = defaultdict(list)
-    for parameter in model.parameters():
-        gradients[parameter.device_mesh].append(parameter.grad)
-    norms = [get_total_norm(each) for each in gradients.values()]
-    return torch.stack([norm.full_tensor() for norm in norms]).norm()
 
 
 if __name__ == "__main__":

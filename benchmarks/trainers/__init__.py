@@ -1,8 +1,8 @@
 """The same training in four implementations: a bare PyTorch loop, Shardlab, Hugging Face's Trainer, Lightning.
 
-Each is a function of a Race that trains the model of its run on its data and calls ``start_step`` at the start of each
-step. All have the same weights, batches, order, optimizer (the fused one), clipping, learning rate and settings of DDP,
-FSDP or DeepSpeed, and write each step's loss, over all ranks, to a file. None evaluates or saves between steps.
+Each is a function of a Race that trains the model of its run on its data and calls ``begin`` at the start of each step.
+All have the same weights, batches, order, optimizer (the fused one), clipping, learning rate and settings of DDP, FSDP
+or DeepSpeed, and write each step's loss, over all ranks, to a file. None evaluates or saves between steps.
 """
 
 import json
@@ -38,7 +38,7 @@ def bare(race: Race) -> None:
     optimizer = race.optimizer(model.parameters())
     with (race.output / "bare.jsonl").open("w") as log:
         for tokens in race.batches():
-            race.start_step(model, optimizer)
+            race.begin()
             loss = loss_of(model(tokens[:, :-1]), tokens)
             loss.backward()
             norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -64,7 +64,7 @@ def _bare_zero(race: Race) -> None:
     )
     with (race.output / "bare.jsonl").open("w") as log:
         for tokens in race.batches():
-            race.start_step(engine, engine.optimizer)
+            race.begin()
             loss = loss_of(engine(tokens[:, :-1]), tokens)
             engine.backward(loss)
             engine.step()
@@ -86,8 +86,7 @@ def shardlab(race: Race) -> None:
     from shardlab.train.step import train_step
 
     def step(engine: Any, *args: Any, **options: Any) -> Any:
-        models = getattr(engine, "models", None)
-        race.start_step(models[0] if models else engine.model, engine.optimizer)
+        race.begin()
         return train_step(engine, *args, **options)
 
     folder = race.output / "shardlab"
@@ -140,7 +139,7 @@ def hugging_face(race: Race) -> None:
 
     class Begin(TrainerCallback):
         def on_step_begin(self, *args: Any, **options: Any) -> None:
-            race.start_step(trainer.model_wrapped, trainer.optimizer)
+            race.begin()
 
         def on_log(self, *args: Any, logs: Any = None, **options: Any) -> None:
             if "loss" in (logs or {}):
@@ -202,7 +201,7 @@ def lightning(race: Race) -> None:
 
     class Begin(pl.Callback):  # type: ignore[misc]
         def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
-            race.start_step(trainer.strategy.model, trainer.optimizers[0])
+            race.begin()
 
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             race.record(log, float(trainer.callback_metrics["loss"]))

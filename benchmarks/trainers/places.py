@@ -22,11 +22,10 @@ from shardlab.settings.types import Run
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 4, "hidden": 176, "vocab_size": 1024},
     "middle": {"dim": 192, "layers": 3, "heads": 6, "kv_heads": 6, "hidden": 512, "vocab_size": 1024},
-    "tall": {"dim": 192, "layers": 14, "heads": 8, "kv_heads": 8, "hidden": 512, "vocab_size": 1024},
     "large": {"dim": 256, "layers": 4, "heads": 8, "kv_heads": 8, "hidden": 688, "vocab_size": 2048},
 }
 """Name: arguments of the llama model."""
-SHAPES = {"tiny": (4, 32), "middle": (8, 64), "tall": (8, 32), "large": (8, 128)}
+SHAPES = {"tiny": (4, 32), "middle": (8, 64), "large": (8, 128)}
 """Name: samples per batch, and tokens per sample."""
 
 

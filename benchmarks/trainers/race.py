@@ -16,10 +16,6 @@ from shardlab.data.split_file import open_arrays
 from shardlab.models.weights import materialize
 from shardlab.settings.deepspeed import sized
 from shardlab.settings.types import Run
-from trainers.settings import Watch  # type: ignore[import-not-found]
-
-WATCHED = 3
-"""Step whose settings are recorded: DDP reports the sizes of its final buckets only then."""
 
 
 @dataclass
@@ -31,21 +27,9 @@ class Race:
     weights: Path
     output: Path
     begin: Callable[[], None]
+    """Waits for its turn."""
     losses: list[float] = field(default_factory=list)
     """Loss of each step, to check that all trained the same."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Settings recorded in a step, to check that all do the same work."""
-    _steps: int = 0
-    _watch: Any = None
-
-    def start_step(self, model: nn.Module, optimizer: Any) -> None:
-        """Wait for the turn of this step; ``model`` and ``optimizer`` are those that it trains with."""
-        self.begin()
-        if self._steps == WATCHED:
-            self._watch = Watch(model, optimizer)
-        elif self._steps == WATCHED + 1:
-            self.settings = self._watch.end()
-        self._steps += 1
 
     def record(self, log: Any, loss: float, norm: Any = None) -> None:
         """Append the loss of a step to a file."""

@@ -6,7 +6,7 @@
     stepN/gradients.safetensors      whole gradients before clipping; clipped: as the optimizer gets them
     stepN/optimizer.safetensors      the optimizer's whole state after the step, <parameter>//<key>
     stepN/weights.safetensors        whole weights after the step
-    stepN/rankR.safetensors          what a rank read, and what its modules returned
+    stepN/rankR.safetensors          what the modules of a rank returned; in JSON beside it, what it read
     restored/                        weights and optimizer of a second engine, from a checkpoint after the last step
 
 Of another trainer only gradients, clipped, optimizer and weights are needed, each optional.
@@ -187,7 +187,7 @@ class Samples:
     only a part of a sample's sequence.
 
     Raises:
-        InputError: the file does not have this form.
+        InputError: there is not one of each for every sample.
     """
 
     def __init__(self, tensors: Tensors) -> None:
@@ -195,21 +195,15 @@ class Samples:
         self.names = [name for name in tensors.names if not name.endswith(INDEX)]
         self.rows = tensors.shape(self.names[0])[0] if self.names else 0
         self.ids, self.targets, self.parts = (self._listed(key) for key in ("ids", "targets", "parts"))
-        wrong = [name for name in self.names if tensors.shape(name)[0] != self.rows]
-        if wrong:
-            raise InputError(f"{tensors.path}: {wrong[0]} has not {self.rows} samples, as {self.names[0]} has.")
         self.taken = [*range(self.rows)]
         """The rows that are looked at."""
         self.indexed = {name.removesuffix(INDEX) for name in tensors.names if name.endswith(INDEX)}
         """Parameters of which only some values are kept."""
 
     def _listed(self, key: str) -> list[Any]:
-        try:
-            found = json.loads(self.tensors.metadata.get(key, "[]"))
-        except ValueError:
-            found = None
-        if not isinstance(found, list) or len(found) not in (0, self.rows):
-            raise InputError(f"{self.tensors.path}: its metadata `{key}` is not a list of {self.rows} values in JSON.")
+        found: list[Any] = json.loads(self.tensors.metadata.get(key, "[]"))
+        if len(found) not in (0, self.rows):
+            raise InputError(f"{self.tensors.path} has {len(found)} `{key}` of {self.rows} samples; write as many.")
         return found
 
     def with_gradient(self, names: list[str]) -> "Samples":
@@ -248,10 +242,7 @@ class RankStep:
     def __init__(self, capture: Capture, step: int, rank: int, about: dict[str, Any]) -> None:
         self.rank, self.about = rank, about
         self.mesh: dict[str, int] = capture.about["mesh"]
-        self.sequences: list[str] = capture.about["sequences"]
-        """Tensors of a batch (batch, length) of which context parallelism gives each rank a part."""
-        self._at_first_position: list[str] = capture.about["at_first_position"]
-        self._whole_sequences: list[str] = capture.about["whole_sequences"]
+        self._has_first_position: bool = capture.about["has_first_position"]
         path = rank_file(capture.folder, step, rank)
         self.tensors = Tensors(path)
         self.notes = read_json(path.with_suffix(".json"))
@@ -272,27 +263,22 @@ class RankStep:
         found: list[int] = self.notes["indices"][micro_batch][: self.notes["counts"][micro_batch]]
         return found
 
-    def lengths(self, micro_batch: int) -> tuple[set[int], set[int]]:
+    def lengths(self, micro_batch: int) -> tuple[list[int], list[int]]:
         """Return how long this rank's parts of a micro-batch's sequences are, and how long those that it has whole."""
-        parts, wholes = (
-            {self.tensors.shape(f"{micro_batch}/batch/{name}")[1] for name in names}
-            for names in (self.sequences, self._whole_sequences)
-        )
+        parts, wholes = self.notes["lengths"][micro_batch]
         return parts, wholes
 
-    def lacks(self, kind: str, name: str, value: Tensor) -> bool:
-        """Return whether a tensor belongs to the first position of a split sequence, which this rank does not have: a
-        class token's target, and what is computed from that token alone, (rows, features).
+    def lacks(self, value: Tensor) -> bool:
+        """Return whether an output is of the first position of a split sequence, which this rank does not have: what is
+        computed from a class token alone, (rows, features).
         """
-        belongs = name in self._at_first_position if kind == "batch" else kind == "output" and value.dim() == 2
-        return bool(self._at_first_position) and self.about["sequence"]["rank"] > 0 and belongs
+        return self._has_first_position and self.about["sequence"]["rank"] > 0 and value.dim() == 2
 
-    def every(self, kind: str) -> Iterator[tuple[int, str]]:
-        """Yield (micro-batch, name) of each tensor of a kind: batch, input or output."""
+    def outputs(self) -> Iterator[tuple[int, str]]:
+        """Yield (micro-batch, name) of each output of a module."""
         for name in self.tensors.names:
-            micro, found, rest = name.split("/", 2)
-            if found == kind:
-                yield int(micro), rest
+            micro, _, rest = name.split("/", 2)
+            yield int(micro), rest
 
-    def get(self, micro_batch: int, kind: str, name: str) -> Tensor:
-        return self.tensors[f"{micro_batch}/{kind}/{name}"]
+    def output(self, micro_batch: int, name: str) -> Tensor:
+        return self.tensors[f"{micro_batch}/output/{name}"]

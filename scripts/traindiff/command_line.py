@@ -14,13 +14,12 @@ from traindiff.page import markdown
 from traindiff.pair import NUMBERS, Pair
 from traindiff.read_dumps import ENDING, Dump, Rules
 
-MICRO_BATCHES = "micro-batches"
 LABELS = {"clipped": "clipped gradients", "optimizer": "optimizer states", "initial": "initial weights"}
 """Names of the kinds of files in sentences, where they differ from those of the files."""
 
 
 def main(words: list[str] | None = None) -> int:
-    """Compare the dumps that the command line names; return the exit status."""
+    """Compare the dumps that the command line names, and print the page; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="traindiff",
         description="Find where two trainings that should be equal differ first, and which formula explains that.",
@@ -31,8 +30,18 @@ def main(words: list[str] | None = None) -> int:
         "reference", metavar="REFERENCE", type=Path, help="folder or file of the training that is right"
     )
     add_options(parser)
-    parser.add_argument("--output", type=Path, help="page to write (Markdown); without it, print the page")
-    return run(parser.parse_args(words))
+    args = parser.parse_args(words)
+    try:
+        found = diagnose(pair(args))
+        page = markdown(found, f"{args.other} against {args.reference}")
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        print(page, flush=True)
+    except BrokenPipeError:  # its reader, as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return int(found.first is not None)
 
 
 def add_options(parser: argparse._ActionsContainer) -> None:
@@ -41,36 +50,10 @@ def add_options(parser: argparse._ActionsContainer) -> None:
         ("rename", "PATTERN=NAME", "turn names of OTHER into those of REFERENCE (re.sub), in this order"),
         ("merge", "PATTERN=DIM", "join the files' parts of these tensors along a dimension, in the order of the ranks"),
         ("skip", "PATTERN", "leave these tensors out"),
-        ("ranks", "NAME=N", f"ranks of OTHER along an axis (dp=4, tp=2), or {MICRO_BATCHES}=8: names the factors"),
     ):
         parser.add_argument(f"--{name}", action="append", default=[], metavar=shown, help=f"{text}; repeatable")
     parser.add_argument("--dtype", choices=[*NUMBERS], help="coarsest arithmetic, if files are in a finer dtype")
     parser.add_argument("--twin", type=Path, help="the reference again, from weights moved by one rounding")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Compare two dumps, print the page or write it and print its first sentence; return the exit status."""
-    try:
-        found = diagnose(pair(args))
-        page = markdown(found, f"{args.other} against {args.reference}")
-        if args.output:
-            _write(args.output, page)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    try:
-        print(found.sentence if args.output else page, flush=True)
-    except BrokenPipeError:  # its reader, as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return int(found.first is not None)
-
-
-def _write(path: Path, page: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} could not be written ({error.strerror}); name another place (--output).") from None
 
 
 def pair(args: argparse.Namespace) -> Pair:
@@ -79,7 +62,7 @@ def pair(args: argparse.Namespace) -> Pair:
     Raises:
         InputError: an option is wrong, a folder or file cannot be read, or the dumps have nothing in common.
     """
-    merge = [(pattern, _number("merge", pattern, dim)) for pattern, dim in _parts("merge", args.merge)]
+    merge = [(pattern, _dimension(pattern, dim)) for pattern, dim in _parts("merge", args.merge)]
     plain = Rules([], merge, [_expression("skip", pattern) for pattern in args.skip])
     rules = Rules(_parts("rename", args.rename), plain.merge, plain.skip, plain.matched)
     actual = _read(args.other, rules)
@@ -92,11 +75,6 @@ def pair(args: argparse.Namespace) -> Pair:
                 raise InputError(
                     f"--{option} '{pattern}' matches no tensor of {where}; one of the names is {_some(actual)}."
                 )
-    degrees = {name: _number("ranks", name, number) for name, number in _parts("ranks", args.ranks, is_pattern=False)}
-    if MICRO_BATCHES in degrees:
-        actual.about["accumulation"] = degrees.pop(MICRO_BATCHES)
-    if degrees:
-        actual.about["mesh"] = degrees
     if args.dtype:
         actual.about["dtype"] = args.dtype
     found = Pair(actual, reference, twin)
@@ -104,14 +82,14 @@ def pair(args: argparse.Namespace) -> Pair:
     return found
 
 
-def _parts(option: str, rules: list[str], is_pattern: bool = True) -> list[tuple[str, str]]:
+def _parts(option: str, rules: list[str]) -> list[tuple[str, str]]:
     found = []
     for rule in rules:
         pattern, equals, value = rule.rpartition("=")
         if not equals:
-            example = {"rename": "'^module\\.='", "merge": "'.*up\\.weight=0'", "ranks": "dp=4"}[option]
+            example = {"rename": "'^module\\.='", "merge": "'.*up\\.weight=0'"}[option]
             raise InputError(f"--{option} {rule}: there is no '='; write it like this: --{option} {example}.")
-        found.append((_expression(option, pattern) if is_pattern else pattern, value))
+        found.append((_expression(option, pattern), value))
     return found
 
 
@@ -123,10 +101,9 @@ def _expression(option: str, pattern: str) -> str:
     return pattern
 
 
-def _number(option: str, name: str, value: str) -> int:
-    if not value.isdigit() or (option == "ranks" and value == "0"):
-        positive = "positive " if option == "ranks" else ""
-        raise InputError(f"--{option} '{name}={value}': {value or 'nothing'} is not a {positive}number.")
+def _dimension(pattern: str, value: str) -> int:
+    if not value.isdigit():
+        raise InputError(f"--merge '{pattern}={value}': {value or 'nothing'} is not a number.")
     return int(value)
 
 
@@ -175,9 +152,6 @@ def _notes(pair: Pair, rules: Rules) -> list[str]:
             notes.append(f"The {kind} are {dtypes}: the coarser dtype of a tensor sets its limit.")
         if bool(own) != bool(others):
             notes.append(f"Only `{captures[not own].folder}` has {kind}; they are not compared.")
-    skipped = sum(each.skipped for each in getattr(pair.actual, "files", {}).values())
-    if skipped:
-        notes.append(f"Left out (--skip): {skipped} tensors of `{captures[0].folder}`.")
     return notes
 
 

@@ -159,11 +159,6 @@ def _places(found: list[tuple[object, int, int]]) -> dict[object, str]:
     return places
 
 
-def _batch(pair: Pair, step: int) -> Iterator[Row]:
-    if pair.actual.ranks(step) and pair.reference.ranks(step):
-        yield from outputs.rows(pair, step, ("batch", "input"))
-
-
 def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
     def rows(pair: Pair, step: int) -> Iterator[Row]:
         name = f"step{step}/{kind}"
@@ -370,17 +365,6 @@ def _before(pair: Pair, step: int) -> Iterator[Row]:
         yield from compare(names, pair, name, lambda c: c.before(step).__getitem__, pair.limits(LIMITS, name))
 
 
-def _load(pair: Pair, step: int) -> Iterator[Row]:
-    found = [
-        dict(enumerate(capture.about.get("steps", []))).get(step, {}).get("expert_load")
-        for capture in (pair.actual, pair.reference, pair.twin or pair.reference)
-    ]
-    if all(found):
-        load, expected, moved = (torch.tensor(each) for each in found)
-        limit = max(0.5, MULTIPLE * largest(moved - expected))  # rounding flips a choice
-        yield Row("expert_load", largest(load - expected), limit, f"{found[0]}, not {found[1]}")
-
-
 def _restored(pair: Pair) -> Iterator[Row]:
     """Compare a restored engine with the one that wrote the checkpoint: within the capture."""
     capture = pair.actual
@@ -402,12 +386,10 @@ STAGES: dict[str, Callable[[Pair, int], Iterator[Row]]] = {
     "schedule": _schedule,
     "initial weights": _initial,
     "weights before it": _before,
-    "batch": _batch,
-    "output": lambda pair, step: outputs.rows(pair, step, ("output",)),
+    "output": outputs.rows,
     "loss": lambda pair, step: _numbers(pair, step, "loss"),
     "gradient": _tensors("gradients"),
     "norm": lambda pair, step: _numbers(pair, step, "norm"),
-    "expert load": _load,
     "clipped gradient": _tensors("clipped"),
     "optimizer state": _tensors("optimizer"),
     "update": _update,

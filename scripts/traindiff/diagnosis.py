@@ -17,7 +17,6 @@ BEFORE_UPDATES = ("samples", "gradient", "clipped gradient", "optimizer state")
 """Stages that may differ where updates are equal: reduction or state inside the optimizer, for example."""
 MEANINGS = 3
 """Most numbers that a reported loss may be, and still be named."""
-RANKS = "`--ranks dp=N`, `--ranks micro-batches=N`: then factors have names."
 ISLAND = 1e-5
 """Largest part of a tensor in float64 that the rounding of float32 inside makes up."""
 
@@ -48,7 +47,7 @@ class Diagnosis:
             return f"Nothing differs in step{'s' * (len(steps) > 1)} {ranges(steps)}."
         wrong, rows = self.first.wrong, self.first.rows
         count = f" ({len(wrong)} of {len(rows)}, first {wrong[0].name})" if len(rows) > 1 else f" ({wrong[0].name})"
-        count = "" if wrong[0].name in (self.first.kind, "expert_load") else count
+        count = "" if wrong[0].name == self.first.kind else count
         named = "; no formula fits"
         if self.causes:
             each = [cause.name for cause in self.causes]
@@ -182,7 +181,7 @@ def _causes(view: View) -> list[Formula]:
         return []
     if stage.kind == "samples":
         return _of_samples(view)
-    if stage.kind in ("output", "batch"):
+    if stage.kind == "output":
         return outputs.explain(pair, stage)
     if stage.kind == "gradient":
         found = [*formulas.explain(view), *sample_weights.explain(view)]
@@ -365,7 +364,7 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
             *_settings(view),
             *_rows(view),
         ]
-    if stage.kind in ("output", "batch"):
+    if stage.kind == "output":
         found += outputs.places(stage)
         modules = pair.reference.about.get("modules", {})
         if classes := modules.get(stage.wrong[0].module):
@@ -495,11 +494,9 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
     precision = view.limit(LIMITS) if is_of_tensors else math.nan
     most = max(row.difference for row in stage.wrong)
     said = [bool(capture.ranks(stage.step) or capture.shown(stage.step).get("ids")) for capture in pair.captures]
-    numbers = {"mesh", "accumulation", "world_size"} & {*pair.actual.about, *pair.actual.shown(stage.step)}
     is_gradient = is_dump and stage.kind == "gradient"
-    has_numbers = not is_dump or not is_of_tensors or bool(numbers)
     if causes:
-        return [RANKS] if not has_numbers and any(cause.cause.startswith("factor") for cause in causes) else []
+        return []
     found = {
         "`dumped.samples(losses)` in the reference, before `backward()`: it shows the weight of each sample.": (
             is_gradient and not pair.reference.samples(stage.step)
@@ -515,7 +512,6 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
         "`--twin`, the reference from weights moved by one rounding: it shows how far rounding grows.": (
             pair.twin is None and precision != LIMITS["F64"] and stage.step > pair.steps[0]
         ),
-        RANKS: not has_numbers,
         "The outputs of the model for the samples of this step, printed by both: they tell the forward from the "
         "backward pass.": is_gradient and not _same_loss(view),
     }

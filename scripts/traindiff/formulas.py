@@ -38,7 +38,7 @@ GROUPS = 4
 CHECKS = {
     "factor": "What divides or multiplies the loss and the gradients: ranks (a sum in place of a mean), micro-batches, "
     "targets, a loss scale that is not taken out again, a clip by the trainer's own code, or with another limit.",
-    "factor of some": "What scales these gradients alone: a reduction or a hook of theirs, a divisor of their own.",
+    "factor of some": "What scales these gradients alone: a reduction, a hook, a divisor or a clip of their own.",
     "factor of weights": "How these weights are drawn and loaded, and what changes them between steps.",
     "no gradient": "Parameters that are frozen, detached, or cleared before the step.",
     "zero": "What sets these tensors, or does not.",
@@ -56,12 +56,8 @@ CHECKS = {
     "weights of samples": "Weights of classes, targets that are ignored, rows that fill up a batch or repeat.",
     "size of each sample's part": "Weights of samples or classes, or another loss of the same outputs; what the loss "
     "of each sample is divided by.",
-    "penalty": "Terms of the loss, or of the optimizer, that are of the weights alone.",
-    "mean of earlier weights": "Averaged weights (EMA, SWA, Lookahead) that are loaded or copied into the model.",
     "clip": "The limit of the clipping, its type of norm, and where the trainer, or the engine's own configuration, "
     "sets them.",
-    "clip of some": "The parameters that are given to clip_grad_norm_, all in one call.",
-    "clip by value": "The value that clip_grad_value_ is given, and whether it is meant in place of clip_grad_norm_.",
     "clip of each block": "Clipping after each micro-batch, or on each rank before the reduction.",
     "no clipping": "Whether gradients are clipped, and the optimizer gets them.",
     "norm of some": "Over which parameters, shards and ranks the norm for clipping is taken.",
@@ -81,9 +77,6 @@ CHECKS = {
     "other inputs": "The order and the sampler, as of other samples; and how both prepare a sample (tokens, padding, "
     "truncation, augmentation).",
     "bias": "A bias that each rank adds to its partial sum (add it after the reduction), or none.",
-    "shifted targets": "Whether both the data set and the loss shift targets, or neither does.",
-    "padding counts": "The values that fill up targets (-100) and masks (0).",
-    "scaled inputs": "The normalization in the preprocessing.",
     "the report alone": "What the trainer reports: which rank's loss, which micro-batch's, divided by what.",
     "restored state": "What a checkpoint has, and what is loaded from it.",
 }
@@ -117,8 +110,8 @@ class Formula:
 
 def explain(view: View) -> list[Formula]:
     """Return the formulas that hold with the fewest unknowns; several hold equally."""
-    every = _OF.get(view.stage.kind, _OF["weights"])
-    return fewest(each for formulas in every for each in formulas(view)) or [*_partly(view)]
+    every = _OF.get(view.stage.kind, _PLAIN)
+    return fewest(each for formulas in every for each in formulas(view))
 
 
 def fewest(found: Iterable[Formula]) -> list[Formula]:
@@ -177,6 +170,10 @@ def _factor(view: View) -> Iterator[Formula]:
             text = "" if view.is_whole else listed(names)
             yield from _of_zero(view, Formula(cause, text, f"{kind} = 0", fit))
         return
+    if kind == "gradient" and all(not bool(view.expected(name).any()) for name in names):
+        fit = Fit([], 0.0, sum(view.expected(name).numel() for name in names), 0)
+        yield Formula("no gradient", f"in the reference, of {listed(names)}", "the reference's gradient = 0", fit)
+        return
     if kind == "optimizer state" and view.gradients(1):
         return  # the gradients' factors say more
     if fit := view.solve("a factor", names, [view.expected]):
@@ -187,25 +184,6 @@ def _factor(view: View) -> Iterator[Formula]:
         text = "; ".join(f"{number(c)} of {listed([n for n in own if view.same(own[n], c, 3)], 2)}" for c in fit.solved)
         cause = "factors of updates" if kind == "update" else "factor of some"
         yield Formula(cause, text, f"{kind} = c x the reference's, with a c of each group of tensors", fit)
-
-
-def _partly(view: View) -> Iterator[Formula]:
-    """x' = c x of several tensors with the same c, or x = 0, where no formula holds of all that differ."""
-    if view.stage.kind != "gradient":
-        return
-    if all(not bool(view.expected(name).any()) for name in view.names):
-        fit = Fit([], 0.0, sum(view.expected(name).numel() for name in view.names), 0)
-        yield Formula("no gradient", f"in the reference, of {listed(view.names)}", "the reference's gradient = 0", fit)
-        return
-    own = _of_each(view, view.names, view.expected, view.actual)
-    factors = {name: fit.solved[0] for name, fit in own.items()}
-    groups = [[n for n in factors if view.same(factors[n], c, 3)] for c in _distinct(factors.values(), view)]
-    groups = [group for group in groups if len(group) > 1]
-    if groups and len(groups) <= GROUPS:
-        text = "; ".join(f"{number(factors[each[0]], view.near)} of {listed(each)}" for each in groups)
-        text += f"; {len(view.names) - sum(map(len, groups))} other tensors have no formula"
-        fit = joined([factors[each[0]] for each in groups], (own[name] for group in groups for name in group))
-        yield Formula("factor of some", text, "gradient = c x the reference's, of these tensors", fit)
 
 
 def _in_groups(view: View, names: list[str], term: Read, of: Read | None = None) -> tuple[dict[str, float], Fit] | None:
@@ -289,79 +267,8 @@ def of_gradient(view: View, times: float, fit: Fit, shown: str) -> Formula:
         usual = limit if math.isfinite(limit) else norm
         if part := part_of_norm(view, whole * usual / own):
             return Formula("norm of some", part, f"{shown}: it is clipped by the norm of {part}", exact)
-        if text := _norm_of_type(view, own / whole, usual):
-            return Formula("clip", text, shown, exact)
     text = number(times, view.near) + (means or f", to a norm of {own:.6g}" * (0 < own < whole))
     return Formula("factor", text, shown, fit)
-
-
-def _norm_of_type(view: View, times: float, limit: float) -> str:
-    """Return the type of norm by which gradients are clipped, if that is not the usual one, as text."""
-    file = view.pair.reference.tensors(f"step{view.step}/gradients")
-    for order in (math.inf, 1.0):
-        norm = float(torch.tensor([float(file[name].double().norm(order)) for name in file.names]).norm(order))
-        if norm and view.same(times, limit / norm, 10):
-            return f"to a norm of type {order:g} (norm_type) of {limit:.6g}"
-    return ""
-
-
-def _clip_of_some(view: View) -> Iterator[Formula]:
-    """One training, or both, clips only some gradients by their own norm; or each tensor, or several groups, on their
-    own: to the limit that this training says.
-    """
-    own, usual = (_clipped_groups(view, side) for side in (0, 1))
-    limits = [float(capture.shown(view.step).get("max_grad_norm") or math.inf) for capture in view.pair.captures]
-    if own is None or not all(_clips(view, norm, limits[0], times * norm) for _, norm, times in own[0]):
-        return
-    said = [_said_of_groups(*groups) if groups else "" for groups in (own, usual)]
-    if not own[0] or not any(said):
-        return
-    text = said[0] or "all, by the norm of all"
-    together = [{each[0] for each in groups[0]} if groups else set() for groups in (own, usual)]
-    # A group whose norm is below the limit is not clipped.
-    if together[1] and (together[0] <= together[1] or together[1] <= together[0]):
-        text = f"to a norm of {limits[0]:.6g}" + f", not {limits[1]:.6g}" * math.isfinite(limits[1]) + f": {text}"
-        cause = "clip"
-    else:
-        text += f"; in the reference {said[1] or 'all, by the norm of all'}" * bool(usual and usual[0] and said[1])
-        cause = "clip of some"
-    fit = Fit([], 0.0, sum(view.expected(row.name).numel() for row in view.stage.rows), 0)
-    equation = f"clipped gradient = c x that before clipping, with c = {limits[0]:.6g} / the norm of those clipped"
-    yield Formula(cause, text, equation, fit)
-
-
-Groups = tuple[list[tuple[frozenset[str], float, float]], bool]
-"""Names, norm before clipping and factor of each group of tensors that is clipped; whether these are all tensors."""
-
-
-def _clipped_groups(view: View, side: int) -> Groups | None:
-    """Return which tensors a training clips together; None if it does something else to a gradient."""
-    captures, step = view.pair.captures, view.step
-    before, after = (captures[side].tensors(f"step{step}/{kind}") for kind in ("gradients", "clipped"))
-    names = [row.name for row in view.stage.rows]
-    if not all(name in before and name in after for name in names):
-        return None
-    factors, sizes = {}, {}
-    for name in names:
-        value, gradient = after[name].double(), before[name].double()
-        sizes[name] = float(gradient.norm())
-        if not sizes[name]:
-            continue
-        factors[name] = float((value * gradient).sum()) / sizes[name] ** 2
-        if float((value - factors[name] * gradient).norm()) > view.rounding(name):
-            return None
-    groups = [[n for n in factors if view.same(factors[n], c, 10)] for c in _distinct(factors.values(), view)]
-    clipped = [group for group in groups if not view.same(factors[group[0]], 1, 10)]
-    norms = [math.hypot(*(sizes[name] for name in group)) for group in clipped]
-    found = [(frozenset(g), norm, factors[g[0]]) for g, norm in zip(clipped, norms, strict=True)]
-    return found, sum(map(len, clipped)) == len(factors)
-
-
-def _said_of_groups(groups: list[tuple[frozenset[str], float, float]], are_all: bool) -> str:
-    """Return which tensors are clipped, as text; "" for all together."""
-    if len(groups) > 1:
-        return f"{len(groups)} groups of tensors, each by its own norm"
-    return "" if are_all or not groups else f"only {listed(sorted(groups[0][0]))}, by their own norm"
 
 
 def part_of_norm(view: View, norm: float) -> str:
@@ -385,33 +292,6 @@ def is_square(found: float, wanted: float, whole: float, view: View) -> bool:
     """Return whether a squared norm is another one, and explains the difference of that from the whole."""
     near = 4 * min(view.near, NEAR_NORMS)
     return abs(found - wanted) <= min(near * wanted, view.limit(PART) * abs(whole - wanted))
-
-
-def _rows(view: View) -> Iterator[Formula]:
-    """x' = c x in some rows or columns of a tensor, and x in the others."""
-    if len(view.names) != 1:
-        return
-    name = view.names[0]
-    if view.solve("", [name], [view.expected]):
-        return  # a factor of all of it
-    value, other = view.actual(name), view.expected(name)
-    row = next(row for row in view.stage.rows if row.name == name)
-    wrong = ~((value - other).abs() <= row.limit * float(other.abs().max()))
-    for dim in range(value.dim()):
-        at = wrong.movedim(dim, 0).flatten(1).any(1) if value.dim() > 1 else wrong
-        if bool(at.all()):
-            continue
-        mask = at.double().reshape([-1 if each == dim else 1 for each in range(value.dim())])
-        if int(mask.expand_as(value).sum()) >= LEAST and (fit := view.solve("", [name], [_constant(mask * other)])):
-            times = 1 + fit.solved[0]
-            place = f"{name}[{ranges(at.nonzero().flatten().tolist())}] along dimension {dim}"
-            text = f"{number(times)}{meaning(view.pair, view.step, times, view.near)} in {place}"
-            yield Formula("factor of some", text, f"{place} = {coefficient(times)} x the reference's", fit)
-            return
-
-
-def _constant(value: Tensor) -> Read:
-    return lambda _: value
 
 
 def _another_step(view: View) -> Iterator[Formula]:
@@ -440,76 +320,22 @@ def _previous(view: View) -> Iterator[Formula]:
 
 def _decay(view: View) -> Iterator[Formula]:
     """x' = x + k w: of all tensors that differ with one k, or one of each group."""
-    names = [name for name in view.names if not name.endswith("_sq")]
-    if not names or (len(names) < len(view.names) and view.stage.kind != "optimizer state"):
+    names = view.names
+    if any(name.endswith("_sq") for name in names):
         return
-    if joint := view.solve("a multiple of the weights", names, [view.before]):
-        own, fit = dict.fromkeys(names, joint.solved[0]), joint
-    elif groups := _in_groups(view, names, view.before):
-        own, fit = groups
-    else:
-        return
-    if len(names) < len(view.names) and not _decay_of_squares(view, own):
+    fit = view.solve("a multiple of the weights", names, [view.before])
+    if not fit and (groups := _in_groups(view, names, view.before)):
+        fit = groups[1]
+    if not fit:
         return
     kind, part = view.stage.kind, 1.0
     if kind == "optimizer state" and len(keys := _keys(names)) == 1 and (usual := moments(view).get(keys[0])):
         kind, part = "gradient in the optimizer", usual[1]  # a moment has this part of a gradient
     text = f"{', '.join(number(each / part) for each in fit.solved)} times the weights of "
-    text += (
-        "all parameters"
-        if len(names) == len(view.names) and view.is_whole
-        else listed(name.split("//")[0] for name in names)
-    )
+    text += "all parameters" if view.is_whole else listed(name.split("//")[0] for name in names)
     # A constant that is added to these, as to the weights of a norm before its first step, is the same.
     text += ", which are all equal" * (len(torch.cat([view.before(name).flatten() for name in names]).unique()) == 1)
     yield Formula("decay", text, f"{kind} = the reference's + k x the weights before the step", fit)
-
-
-def _penalty(view: View) -> Iterator[Formula]:
-    """g' = g + k sign(w), of an L1 norm; or + k w / |w|, of an L2 norm of each tensor that is not squared."""
-    terms: dict[str, Read] = {
-        "sign(w), as of an L1 norm": lambda name: view.before(name).sign(),
-        "w / its norm, as of the L2 norm of each tensor": lambda name: view.before(name) / view.before(name).norm(),
-    }
-    for text, term in terms.items():
-        if fit := view.solve("", view.names, [term]):
-            own = number(fit.solved[0], view.near)
-            yield Formula("penalty", f"{own} x {text}", f"gradient = the reference's + {own} x {text}", fit)
-
-
-def _averaged(view: View) -> Iterator[Formula]:
-    """w' = a sum of the weights after earlier steps, whose parts add up to 1."""
-    if view.stage.kind != "weights before it":
-        return
-    steps = [step for step in (-1, *view.pair.reference.steps) if step < view.step - 1]
-    files = [view.pair.reference.tensors("initial" if step < 0 else f"step{step}/weights") for step in steps]
-    terms = [lambda name, file=file: file[name].double() - view.before(name) for file in files]
-    if fit := view.solve("earlier weights", view.names, terms) if terms and all(files) else None:
-        names = ["the initial ones" if step < 0 else f"those after step {step}" for step in steps]
-        parts = [f"{number(part)} of {name}" for part, name in zip(fit.solved, names, strict=True)]
-        rest = f"{number(1 - sum(fit.solved))} of those after step {view.step - 1}"
-        yield Formula(
-            "mean of earlier weights", ", ".join([*parts, rest]), "weights = that sum of the reference's", fit
-        )
-
-
-def _decay_of_squares(view: View, own: dict[str, float]) -> bool:
-    """Return whether second moments are those of the gradients to which decay was added, as the first moments say."""
-    gradient, settings = view.gradients(1), moments(view)
-    squares = [name for name in view.names if name.endswith("_sq")]
-    # Where the reference's gradients have the decay, the squares are known of this training's.
-    found = _of_moments(view, "exp_avg_sq", squares, view.actual)
-    second = settings["exp_avg_sq"][1] if "exp_avg_sq" in settings else found[1][1] if found else None
-    if gradient is None or second is None or "exp_avg" not in settings:
-        return False
-    first, decay = settings["exp_avg"][1], settings["exp_avg"][2]
-
-    def predicted(name: str) -> Tensor:
-        added = own[name.removesuffix("_sq")] / first * view.before(name)
-        usual = gradient(name) + decay / first * view.before(name)
-        return view.expected(name) + second * (2 * usual * added + added**2)
-
-    return all(name.removesuffix("_sq") in own for name in squares) and bool(view.holds("", squares, predicted))
 
 
 def _cast(view: View) -> Iterator[Formula]:
@@ -582,19 +408,6 @@ def _ranks(view: View) -> Iterator[Formula]:
         text = f"each rank has its own gradient; their {what} is the reference's"
         shown = f"the {what} of the {len(files)} ranks' gradients = the reference's; each rank keeps its own"
         yield Formula("not reduced", text, shown, Fit([], fit.left, fit.values, fit.tensors))
-
-
-def _by_value(view: View) -> Iterator[Formula]:
-    """g' = g before clipping, each value cut to at most v."""
-    file = view.pair.actual.tensors(f"step{view.step}/gradients")
-    names = [row.name for row in view.stage.rows]
-    if not all(name in file for name in names):
-        return
-    limit = max(float(view.actual(name).abs().max()) for name in names)
-    cut = sum(int((file[name].double().abs() > limit * (1 + 1e-9)).sum()) for name in names)
-    if cut > 1 and (fit := view.holds("", view.names, lambda name: file[name].double().clamp(-limit, limit))):
-        fit = Fit([limit], fit.left, fit.values, fit.tensors)
-        yield Formula("clip by value", f"at {number(limit)}", "each value is cut to at most v", fit)
 
 
 # The optimizer
@@ -830,20 +643,11 @@ def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
 
 
 Formulas = Callable[[View], Iterable[Formula]]
-_PLAIN: tuple[Formulas, ...] = (_factor, _rows, _another_step, _cast)
+_PLAIN: tuple[Formulas, ...] = (_factor, _another_step, _cast)
 _OF: dict[str, tuple[Formulas, ...]] = {
-    "weights": (*_PLAIN, _averaged),
-    "buffers": _PLAIN,
-    "gradient": (*_PLAIN, _ranks, _previous, _decay, _penalty),
-    "clipped gradient": (*_PLAIN, _by_value, _clip_of_some, _decay),
+    "gradient": (*_PLAIN, _ranks, _previous, _decay),
+    "clipped gradient": (*_PLAIN, _decay),
     "optimizer state": (*_PLAIN, stated, _moments, _decay),
-    "update": (
-        *_PLAIN,
-        _decay,
-        _factor_and_decay,
-        _plain_gradient,
-        stated,
-        _lost,
-    ),
+    "update": (*_PLAIN, _decay, _factor_and_decay, _plain_gradient, stated, _lost),
 }
-"""By the kind of a stage; samples and outputs have formulas of their own."""
+"""By the kind of a stage of tensors, where some are its own; samples and outputs have formulas of theirs."""

@@ -18,11 +18,7 @@ from traindiff.pair import LIMITS, NUMBERS
 
 ENDING = ".safetensors"
 FILE = re.compile(r"(initial|before|samples|gradients|clipped|optimizer|weights)(?:-(\d+))?(?:\..+)?")
-"""Kind and step of a file: gradients-0, weights-12.tp0."""
-STEP = re.compile(r"step-?(\d+)")
-"""A folder of the files of a step."""
-MODEL, CHECKPOINT = re.compile(r"model(?:-\d+-of-\d+)?"), re.compile(r"checkpoint-(\d+)")
-"""Weights that Hugging Face's trainer saves, and their folder, which counts steps from 1."""
+"""Kind and step of a file: gradients-0, weights-12.tp0; without a number of step 0."""
 WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Parts of names that torch.compile, FSDP1 and activation checkpointing add; DDP's `module.` see ``_wrapper``."""
 SHOWN = re.compile(r"step-?(\d+)\.json")
@@ -118,29 +114,22 @@ class Parts(Tensors):
     def __init__(self, dump: Dump, name: str, paths: list[Path], rules: Rules) -> None:
         super().__init__(dump.folder / name)
         self.rules, self.paths = rules, paths
-        self.skipped = 0
         self.places: dict[str, list[tuple[Tensors, str]]] = defaultdict(list)
         named = {path: {former: rules.name(former) for former in Tensors(path).names} for path in paths}
-        self.wrapper = _wrapper([name for names in named.values() for name in names.values()])
+        wrapper = _wrapper([name for names in named.values() for name in names.values()])
         for path, names in named.items():
             file = Tensors(path)
             for former, wrapped in names.items():
-                name = wrapped.removeprefix(self.wrapper)
-                if rules.skips(name) or rules.skips(wrapped):
-                    self.skipped += 1
+                name = wrapped.removeprefix(wrapper)
+                if rules.skips(name):
                     continue
                 if any(other != former for _, other in self.places[name]):
                     raise InputError(
                         f"{self.places[name][0][1]} and {former} of {dump.folder} both become {name}; write --rename "
                         "so that they differ."
                     )
-                self._dimension(name)
+                rules.dimension(name)  # notes which rules match
                 self.places[name].append((file, former))
-
-    def _dimension(self, name: str) -> int | None:
-        """Return the dimension along which to join; a rule may have been written for the name with its prefix."""
-        dim = self.rules.dimension(name)
-        return self.rules.dimension(self.wrapper + name) if dim is None else dim
 
     @cached_property
     def names(self) -> list[str]:
@@ -174,7 +163,7 @@ class Parts(Tensors):
             raise missing(self.path, name)
         places = self.places[name]
         values = [file[former] for file, former in places]
-        dim = self._dimension(name)
+        dim = self.rules.dimension(name)
         paths = f"{places[0][0].path} and {places[-1][0].path.name}"
         if dim is not None and len(values) > 1:
             try:
@@ -214,17 +203,12 @@ def _file(path: Path) -> str:
     """
     if own := UNREDUCED_FILE.fullmatch(path.name):
         return f"step{own[1]}/{UNREDUCED}{own[2]}"
-    name, folders = path.name.removesuffix(ENDING), path.parts[-2::-1]
-    if MODEL.fullmatch(name):
-        after = next((int(found[1]) for folder in folders if (found := CHECKPOINT.fullmatch(folder))), 1)
-        return f"step{after - 1}/weights" if after else "initial"
-    if not (found := FILE.fullmatch(name)):
+    if not (found := FILE.fullmatch(path.name.removesuffix(ENDING))):
         raise InputError(
             f"{path}: its name does not say what it contains; name it gradients-N{ENDING} (or clipped, optimizer, "
             f"weights; N: the step, from 0), or initial{ENDING}."
         )
-    steps = [found[2], *(of[1] for folder in folders if (of := STEP.fullmatch(folder))), "0"]
-    return "initial" if found[1] == "initial" else f"step{int(next(filter(None, steps)))}/{found[1]}"
+    return "initial" if found[1] == "initial" else f"step{int(found[2] or 0)}/{found[1]}"
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

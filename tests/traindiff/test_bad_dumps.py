@@ -90,7 +90,6 @@ OPTIONS = {
     "merge *up=0": "'*up' is not a regular expression (nothing to repeat at position 0).",
     r"rename up=\1": r"'up=\1': \1 is not a replacement (invalid group reference 1 at position 1).",
     "merge up=rows": "'up=rows': rows is not a number.",
-    "ranks dp=0": "'dp=0': 0 is not a positive number.",
 }
 """Options and what they are refused with, after their names."""
 

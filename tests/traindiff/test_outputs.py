@@ -1,4 +1,4 @@
-"""Comparison of what ranks read and what their modules return: which places of one device's tensors they have."""
+"""Comparison of what the modules of ranks return: which places of one device's tensors they have."""
 
 import json
 
@@ -22,124 +22,98 @@ def whole(samples, length):
     return values.double()
 
 
-def targets(samples, length):
-    """Targets of some samples, padded to a length."""
-    values = whole(samples, length)[..., 0]
-    return values.masked_fill(values == 0, -100).long()
-
-
-def write(folder, ranks, mesh):
-    """A capture of one step; each rank: its place, its part of sequences, its micro-batches (samples, tensors)."""
+def write(folder, ranks, mesh, has_first_position=False):
+    """A capture of one step; each rank: its place, its part of sequences, its micro-batches (samples, length of the
+    sequences that it reads, outputs by name).
+    """
     folder.mkdir()
-    about = {"dtype": "float64", "mesh": mesh, "sequences": ["targets"], "whole_sequences": [], "ranks": []}
-    about["at_first_position"] = ["labels"]
+    about = {"dtype": "float64", "mesh": mesh, "has_first_position": has_first_position, "ranks": []}
     for number, (place, split, micro_batches) in enumerate(ranks):
         sequence = {"ranks": mesh.get("cp", 1), "rank": split, "head_tail": False}
         about["ranks"].append({"place": place, "data_rank": place.get("dp", 0), "sequence": sequence})
         path = rank_file(folder, 0, number)
         path.parent.mkdir(exist_ok=True)
-        tensors = {f"{n}/{name}": v for n, (_, found) in enumerate(micro_batches) for name, v in found.items()}
-        save_file({name: value.contiguous() for name, value in tensors.items()}, path)
-        samples = [found for found, _ in micro_batches]
+        named = {f"{n}/output/{name}": v for n, (*_, found) in enumerate(micro_batches) for name, v in found.items()}
+        save_file({name: value.contiguous() for name, value in named.items()}, path)
+        samples = [found for found, *_ in micro_batches]
         notes = {"indices": samples, "counts": [len(each) for each in samples], "order": ["up"]}
+        notes["lengths"] = [[[length], []] for _, length, _ in micro_batches]
         path.with_suffix(".json").write_text(json.dumps(notes))
     (folder / "capture.json").write_text(json.dumps(about))
     return Capture(folder)
 
 
-def tensors(samples, length, keep=slice(None), wrong=None):
-    """Targets and output of some samples at these positions; ``wrong``: a value that is put into the output."""
+def micro_batch(samples, length, keep=slice(None), wrong=None):
+    """Some samples with the output at these positions; ``wrong``: a value that is put into it."""
     output = whole(samples, length)[:, keep]
     if wrong is not None:
         output[-1, 0, 0] = wrong
-    return {"batch/targets": targets(samples, length)[:, keep], "output/up/0": output}
+    return samples, output.shape[1], {"up/0": output}
 
 
-def differing(tmp_path, ranks, mesh, single=None):
-    """Names of the rows that differ."""
-    single = single or [([0, 1], tensors([0, 1], 8))]
+def differs(tmp_path, ranks, mesh, single=None, **options):
+    """Whether the output of `up` differs; None: it is not compared."""
+    single = single or [micro_batch([0, 1], 8)]
     reference = write(tmp_path / "single", [({}, 0, single)], {})
-    pair = Pair(write(tmp_path / "other", ranks, mesh), reference)
-    return {row.name: row.differs for row in outputs.rows(pair, 0, ("batch", "input", "output"))}
-
-
-EQUAL = {"batch targets": False, "up/0": False}
+    pair = Pair(write(tmp_path / "other", ranks, mesh, **options), reference)
+    return {row.name: row.differs for row in outputs.rows(pair, 0)}.get("up/0")
 
 
 @pytest.mark.parametrize("wrong", [None, 7.0, float("nan"), float("inf")])
 def test_parts_of_sequences_that_a_data_parallel_rank_pads_to_a_shorter_length(tmp_path, wrong):
     def of_rank(dp, cp):
-        samples, length = [dp], (8, 4)[dp]
+        length = (8, 4)[dp]
         keep = slice(cp * length // 2, (cp + 1) * length // 2)
-        return {"dp": dp, "cp": cp}, cp, [(samples, tensors(samples, length, keep, wrong if dp and cp else None))]
+        return {"dp": dp, "cp": cp}, cp, [micro_batch([dp], length, keep, wrong if dp and cp else None)]
 
     ranks = [of_rank(dp, cp) for dp in (0, 1) for cp in (0, 1)]
-    assert differing(tmp_path, ranks, {"dp": 2, "cp": 2}) == EQUAL | {"up/0": wrong is not None}
+    assert differs(tmp_path, ranks, {"dp": 2, "cp": 2}) is (wrong is not None)
 
 
 def test_sequence_parallelism_of_sequences_that_a_data_parallel_rank_pads_to_a_shorter_length(tmp_path):
     def of_rank(dp, tp):
         length = (8, 4)[dp]
-        keep = slice(tp * length // 2, (tp + 1) * length // 2)
-        batch = {"batch/targets": targets([dp], length)}
-        return {"dp": dp, "tp": tp}, 0, [([dp], tensors([dp], length, keep) | batch)]
+        samples, _, found = micro_batch([dp], length, slice(tp * length // 2, (tp + 1) * length // 2))
+        return {"dp": dp, "tp": tp}, 0, [(samples, length, found)]
 
     ranks = [of_rank(dp, tp) for dp in (0, 1) for tp in (0, 1)]
-    assert differing(tmp_path, ranks, {"dp": 2, "tp": 2}) == EQUAL
+    assert differs(tmp_path, ranks, {"dp": 2, "tp": 2}) is False
 
 
 def test_micro_batches_that_one_device_pads_to_other_lengths(tmp_path):
-    single = [([1], tensors([1], 3)), ([0], tensors([0], 8))]
-    assert differing(tmp_path, [({}, 0, [([0, 1], tensors([0, 1], 8))])], {}, single) == EQUAL
+    single = [micro_batch([1], 3), micro_batch([0], 8)]
+    assert differs(tmp_path, [({}, 0, [micro_batch([0, 1], 8)])], {}, single) is False
 
 
 def test_the_smaller_micro_batch_of_one_device_counts(tmp_path):
-    single = [([0, 0], tensors([0, 0], 8)), ([1], tensors([1], 3))]
-    ranks = [({}, 0, [([1], tensors([1], 3, wrong=7.0))])]
-    assert differing(tmp_path, ranks, {}, single) == EQUAL | {"up/0": True}
+    single = [micro_batch([0, 0], 8), micro_batch([1], 3)]
+    assert differs(tmp_path, [({}, 0, [micro_batch([1], 3, wrong=7.0)])], {}, single) is True
 
 
 def test_a_module_that_returned_something_else_for_a_micro_batch_of_one_device(tmp_path):
-    single = [([0], tensors([0], 8)), ([1], {"batch/targets": targets([1], 3)})]
-    assert differing(tmp_path, [({}, 0, [([1], tensors([1], 3))])], {}, single) == {"batch targets": False}
+    single = [micro_batch([0], 8), ([1], 3, {})]
+    assert differs(tmp_path, [({}, 0, [micro_batch([1], 3)])], {}, single) is None
 
 
 def test_the_same_infinity_is_equal(tmp_path):
-    masked = tensors([0, 1], 8, wrong=float("-inf"))
-    ranks = [({}, 0, [([0, 1], masked)])]
-    assert differing(tmp_path, ranks, {}, [([0, 1], masked)]) == EQUAL
-
-
-def test_targets_in_chunks_of_other_sizes_are_not_compared(tmp_path):
-    def micro_batches(keep, size):
-        return [([0], {"batch/targets": targets([0], 8)[:, keep], "input/targets": torch.ones(1, 2, size)})]
-
-    ranks = [({"cp": cp}, cp, micro_batches(slice(4 * cp, 4 * cp + 4), 2)) for cp in (0, 1)]
-    assert differing(tmp_path, ranks, {"cp": 2}, micro_batches(slice(None), 4)) == {"batch targets": False}
+    masked = [micro_batch([0, 1], 8, wrong=float("-inf"))]
+    assert differs(tmp_path, [({}, 0, masked)], {}, masked) is False
 
 
 @pytest.mark.parametrize("factor", [1, 2, 3])
 def test_losses_of_samples_are_a_sum_over_the_ranks_of_a_sequence_or_a_mean(tmp_path, factor):
-    def micro_batches(keep, factor=1):
-        own = targets([0], 8)[:, keep]
-        return [([0], {"batch/targets": own, "output/up/0": factor * own.double().sum(1)})]
+    def losses(keep, factor=1):
+        own = whole([0], 8)[:, keep, 0]
+        return [([0], own.shape[1], {"up/0": factor * own.sum(1)})]
 
-    ranks = [({"cp": cp}, cp, micro_batches(slice(4 * cp, 4 * cp + 4), factor)) for cp in (0, 1)]
-    assert differing(tmp_path, ranks, {"cp": 2}, micro_batches(slice(None))) == EQUAL | {"up/0": factor == 3}
+    ranks = [({"cp": cp}, cp, losses(slice(4 * cp, 4 * cp + 4), factor)) for cp in (0, 1)]
+    assert differs(tmp_path, ranks, {"cp": 2}, losses(slice(None))) is (factor == 3)
 
 
 def test_ranks_without_the_first_position_have_no_class_token(tmp_path):
-    def micro_batches(first):
-        values = torch.ones(1, 4).double() if first else torch.zeros(1, 4).double()
-        labels = torch.tensor([3 if first else -100])
-        return [([0], {"batch/labels": labels, "batch/targets": targets([0], 8), "output/up/0": values})]
-
-    ranks = [({"cp": cp}, cp, micro_batches(cp == 0)) for cp in (0, 1)]
-    ranks = [
-        (*rank[:2], [(s, found | {"batch/targets": targets([0], 8).chunk(2, 1)[rank[1]]}) for s, found in rank[2]])
-        for rank in ranks
-    ]
-    assert differing(tmp_path, ranks, {"cp": 2}, micro_batches(True)) == EQUAL | {"batch labels": False}
+    values = torch.ones(1, 4).double()
+    ranks = [({"cp": cp}, cp, [([0], 4, {"up/0": values * (1 - cp)})]) for cp in (0, 1)]
+    assert differs(tmp_path, ranks, {"cp": 2}, [([0], 8, {"up/0": values})], has_first_position=True) is False
 
 
 def test_the_same_loss_that_is_not_finite_is_equal(tmp_path):
@@ -161,13 +135,10 @@ def test_ranks_with_the_same_values_that_are_not_finite_do_not_disagree():
 def found_in_outputs(tmp_path, outputs, expected):
     """The diagnosis of ranks that return these outputs of `up` for their samples, where one device returns others."""
     samples = [[2 * rank, 2 * rank + 1] for rank in range(len(outputs))]
-    single = [([*range(2 * len(outputs))], {"batch/targets": torch.ones(len(expected), 9), "output/up/0": expected})]
+    single = [([*range(2 * len(outputs))], 9, {"up/0": expected})]
     reference = write(tmp_path / "single", [({}, 0, single)], {})
     save_file({"up.bias": BIAS}, tmp_path / "single/initial.safetensors")
-    ranks = [
-        ({"dp": n}, 0, [(samples[n], {"batch/targets": torch.ones(len(value), 9), "output/up/0": value})])
-        for n, value in enumerate(outputs)
-    ]
+    ranks = [({"dp": n}, 0, [(samples[n], 9, {"up/0": value})]) for n, value in enumerate(outputs)]
     return diagnosis.diagnose(Pair(write(tmp_path / "other", ranks, {"dp": len(outputs)}), reference))
 
 

@@ -89,9 +89,9 @@ def _pair(run: Run, other: Path, reference: Path, twin: Path) -> Pair:
     """Return what is compared: captures, or a script's dumps with captures."""
     if not run.script:
         return Pair(*(Capture(folder) for folder in (other, reference, twin)))
-    ranks = [f"{axis}={degree}" for axis, degree in run.mesh.factors.items()]
-    given = argparse.Namespace(other=other, reference=reference, twin=twin, ranks=ranks, dtype=None)
-    pair = command_line.pair(argparse.Namespace(**vars(given), rename=[], merge=[], skip=[]))
+    given = argparse.Namespace(other=other, reference=reference, twin=twin, dtype=None, rename=[], merge=[], skip=[])
+    pair = command_line.pair(given)
+    pair.actual.about["mesh"] = run.mesh.factors
     # These folders are gone when the page is read.
     names = {str(other): run.strategy, str(reference): "single"}
     for path, name in names.items():

@@ -29,7 +29,6 @@ from shardlab.models.contents import dropout_keys
 from shardlab.parallel.native import NativeEngine
 from shardlab.records import manifest
 from shardlab.runtime import distributed
-from shardlab.runtime.batches import Step
 from shardlab.runtime.distributed import local
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.runtime.weight_average import EMA
@@ -73,7 +72,7 @@ def capture(run: Run, data: Path, initial: Path, folder: Path, divided_like: Run
     about["resumed_at"] = _restore(run, data, initial, folder, len(about["steps"]))
     gc.collect()
     if divided_like:
-        about["without_samples"] = _gradients_of_samples(run, data, initial, folder, divided_like, len(about["steps"]))
+        _gradients_of_samples(run, data, initial, folder, divided_like, len(about["steps"]))
         gc.collect()
     if distributed.is_main():
         if not run.evaluated_sharded:
@@ -158,8 +157,7 @@ class _Recorder:
         state, world = self.state, self.state.world
         with self._watched():
             step = state.steps[number]
-            tensors = self._batches(step)
-            record: dict[str, Any] = {}
+            record: dict[str, Any] = {"lengths": [self._lengths(micro.batch) for micro in step.micro_batches]}
 
             def observe(_: int, __: Any) -> None:
                 self.save(f"step{number}/gradients", self.engine.gradients(), self.names)
@@ -171,7 +169,7 @@ class _Recorder:
         self.save_state(f"step{number}/optimizer")
         path = capture_files.rank_file(self.folder, number, world.rank)
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: value.contiguous() for name, value in (tensors | kept).items()}, path)
+        save_file({name: value.contiguous() for name, value in kept.items()}, path)
         record |= {"indices": self.indices, "counts": [micro.count for micro in step.micro_batches], "order": order}
         record["weights"] = self._sums(self._own())
         _write_numbers(path.with_suffix(".json"), record)
@@ -182,7 +180,6 @@ class _Recorder:
                 "learning_rate": step.learning_rate,
                 "loss": metrics.loss,
                 "norm": metrics.norm,
-                "expert_load": metrics.expert_load,
             }
         )
 
@@ -225,10 +222,13 @@ class _Recorder:
             "ranks": ranks,
             "modules": modules,
             "parameters": self.names,
-            "sequences": [*self.state.task.sequences],
-            "whole_sequences": [*self.state.task.whole_sequences],
-            "at_first_position": [*self.state.task.at_first_position],
+            "has_first_position": bool(self.state.task.at_first_position),
         }
+
+    def _lengths(self, batch: dict[str, Tensor]) -> list[list[int]]:
+        """Return the lengths of sequences of which this rank has a part, and of those that it has whole."""
+        task = self.state.task
+        return [sorted({batch[name].shape[1] for name in names}) for names in (task.sequences, task.whole_sequences)]
 
     def _state(self, own: Mapping[str, Tensor], names: list[str]) -> Iterator[tuple[str, Tensor]]:
         parameters = self._own()
@@ -268,17 +268,6 @@ class _Recorder:
         finally:
             del task.micro_batch, engine.forward_backward
 
-    def _batches(self, step: Step) -> dict[str, Tensor]:
-        """Return the tensors of this rank's micro-batches and what the model gets of them, by name."""
-        found: dict[str, Tensor] = {}
-        for number, micro in enumerate(step.micro_batches):
-            positional, keywords = self.state.task.inputs(micro.batch)
-            given = {str(place): value for place, value in enumerate(positional)} | keywords
-            found |= {f"{number}/batch/{name}": value for name, value in micro.batch.items()}
-            tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-            found |= {f"{number}/input/{name}": value for name, value in tensors.items()}
-        return {name: value.detach().to("cpu", copy=True) for name, value in found.items()}
-
     @contextmanager
     def _before_update(self, number: int, record: dict[str, Any]) -> Iterator[None]:
         """Write the gradients as the optimizer gets them."""
@@ -315,8 +304,8 @@ class _Recorder:
         return found
 
 
-def _gradients_of_samples(run: Run, data: Path, initial: Path, folder: Path, like: Run, steps: int) -> str:
-    """Write the gradient of each part of each sample of the steps' losses, or return why there are none.
+def _gradients_of_samples(run: Run, data: Path, initial: Path, folder: Path, like: Run, steps: int) -> None:
+    """Write the gradient of each part of each sample of the steps' losses, if the model takes one sample alone.
 
     In a model of its own: forward passes change the statistics of batch norm, which the steps' files have.
     """
@@ -341,12 +330,11 @@ def _gradients_of_samples(run: Run, data: Path, initial: Path, folder: Path, lik
                     del lists["parts"]
                 text = {key: json.dumps(value) for key, value in lists.items()}
                 save_file(tensors, folder / f"step{number}/samples.safetensors", text)
-    except (ValueError, RuntimeError) as error:
-        return f"the model does not take one sample ({error})"
+    except (ValueError, RuntimeError):
+        return
     finally:
         state.checkpointer.close()
         state.log.close()
-    return ""
 
 
 def _sketch(value: Tensor, of_all: int) -> Tensor:
