@@ -1,8 +1,7 @@
 .DEFAULT_GOAL := run
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := @$(BIN)/python scripts/install.py
-packages = $(words $(shell sed '/^\#/d; s/ .*//' $(1)))
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 
 .PHONY: help try run run-examples matrix setup test test-cluster test-all test-long mutants faults lint docs site pictures envs zoo bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
@@ -162,26 +161,22 @@ distclean:
 	@$(PYTHON) -m venv .venv
 
 .venv/login: envs/workflow.txt pyproject.toml | .venv/bin/python
-	@echo 'Installing Snakemake, the data stages and the report: $(call packages,envs/workflow.txt) packages.'
-	$(INSTALL) envs/workflow.txt
+	$(INSTALL) -r envs/workflow.txt
 # The command; an environment that several clones share (a link) keeps that of the first.
 	@test -L .venv || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 .venv/run: envs/train.txt .venv/login
-	@echo 'Installing PyTorch, DeepSpeed and what they need: $(call packages,envs/train.txt) packages, the largest by far.'
-	$(INSTALL) envs/workflow.txt envs/train.txt
+	$(INSTALL) -r envs/workflow.txt -r envs/train.txt
 	@touch $@
 
 # Other trainers, to be measured beside: on top of what is there, in an environment of their own.
 .venv/peers/made: envs/peers.txt .venv/run
-	@echo 'Installing the trainers that ours is measured beside: up to $(call packages,envs/peers.txt) packages.'
 	$(BIN)/python -m venv .venv/peers
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $$(.venv/peers/bin/python -c 'import site; print(site.getsitepackages()[0])')/below.pth
-	@.venv/peers/bin/python scripts/install.py envs/peers.txt
+	.venv/peers/bin/python -m pip install --disable-pip-version-check -r envs/peers.txt
 	@touch $@
 
 .venv/dev: envs/dev.txt .venv/run
-	@echo 'Installing what tests, lint and documents need: $(call packages,envs/dev.txt) packages.'
-	$(INSTALL) envs/dev.txt
+	$(INSTALL) -r envs/dev.txt
 	@touch $@

@@ -38,7 +38,6 @@ NOT_IMPLEMENTED = {
     "compile": "none",
     "precision": "full",
     "deterministic": False,
-    "on_nonfinite": "stop",
     "keep_best": False,
     "ema_decay": None,
 }

@@ -17,7 +17,7 @@ import order
 from dump import dump
 
 if not (find_spec("accelerate") and find_spec("transformers")):
-    common.stop("Trainer needs transformers and accelerate; run: .venv/bin/python scripts/install.py envs/peers.txt.")
+    common.stop("Trainer needs transformers and accelerate; run: .venv/bin/pip install -r envs/peers.txt.")
 
 from transformers import Trainer, TrainerCallback, TrainingArguments
 

@@ -18,7 +18,7 @@ import order
 from dump import dump
 
 if not find_spec("lightning"):
-    common.stop("this example needs lightning; run: .venv/bin/python scripts/install.py envs/peers.txt.")
+    common.stop("this example needs lightning; run: .venv/bin/pip install -r envs/peers.txt.")
 
 from lightning import Callback, LightningModule, Trainer
 

@@ -51,12 +51,6 @@ def test_more_gpus_than_a_node_has_is_refused_before_anything_is_submitted(train
     assert "Requested node configuration is not available" in seen
 
 
-def test_a_site_without_slurm(trained):
-    seen = fails(trained, "site=local")
-    assert "site local has no `slurm:` section, and this call submits to Slurm" in seen
-    assert "SLURM jobid" not in seen
-
-
 def test_time_limit(too_long):
     """Not the first test in this file, so that the job's two minutes pass meanwhile."""
     learner, driver = too_long
@@ -90,13 +84,6 @@ def test_image_missing(trained):
     assert "the image /nowhere/train.sif does not exist; set container.image in the site's file" in fails(
         trained, named
     )
-
-
-@pytest.mark.long
-def test_apptainer_not_found(trained):
-    seen = fails(trained, "site_settings={container: {command: apptainer-9}}")
-    assert "apptainer-9, which builds and starts the image, was not found on " in seen
-    assert "container.command" in seen
 
 
 @pytest.mark.long

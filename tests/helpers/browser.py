@@ -36,8 +36,6 @@ class Page:
     """An open page."""
 
     driver: webdriver.Chrome
-    seconds: float
-    """Until it was loaded and its script had run."""
 
     def ask(self, expression):
         """Value of a JavaScript expression."""
@@ -67,10 +65,6 @@ class Page:
         """Press Enter on the first element of a CSS selector, as who has no mouse does."""
         self.driver.find_element("css selector", selector).send_keys(Keys.ENTER)
 
-    def type(self, selector, text):
-        """Type into an element."""
-        self.driver.find_element("css selector", selector).send_keys(text)
-
 
 @contextmanager
 def opened(path, width=1280, scheme="light"):
@@ -91,11 +85,9 @@ def opened(path, width=1280, scheme="light"):
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", prefers)
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        started = time.monotonic()
         driver.get(path.resolve().as_uri())
-        page = Page(driver, 0)
+        page = Page(driver)
         page.until("document.body.dataset.ready === 'yes'")
-        page.seconds = time.monotonic() - started
         yield page
     finally:
         driver.quit()

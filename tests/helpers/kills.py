@@ -82,7 +82,6 @@ class Trial:
 
     def __init__(self, folder, strategy, scripts=ROOT / "scripts", hang_seconds=60, stop_seconds=10, **recipe):
         self.folder, self.strategy, self.scripts = folder / "results" / strategy / "llama2", strategy, scripts
-        self.forked = True
         self.data, self.initial, self.temporary = folder / "data", folder / "initial.safetensors", folder / "tmp"
         self.temporary.mkdir(parents=True, exist_ok=True)
         recipe = {"dtype": "float32", "epochs": 200, "max_steps": STEPS, "checkpoint_interval_steps": 5} | recipe
@@ -99,7 +98,7 @@ class Trial:
         self.mark = self.call = f"{os.getpid()}-{time.monotonic_ns()}"
 
     def start(self, **environment):
-        """Start `shardlab launch`, which delegates to a fork server (``forked``) or not; returns the process."""
+        """Start `shardlab launch`, which delegates to a fork server; returns the process."""
         paths = {"settings": self.folder / "run.json", "data": self.data, "weights": self.initial}
         options = [f"--{key}={path}" for key, path in paths.items()]
         words = ["train", *options, f"--output={self.folder}", f"--done={self.folder}.done"]
@@ -109,7 +108,7 @@ class Trial:
                 cwd=self.folder,
                 env=os.environ
                 | {MARK: self.mark, "SHARDLAB_CALL": self.call, "TMPDIR": str(self.temporary)}
-                | (server(self.scripts / "shardlab") if self.forked else {})
+                | server(self.scripts / "shardlab")
                 | environment,
                 stdout=log,
                 stderr=log,

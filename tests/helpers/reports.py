@@ -18,7 +18,7 @@ VALIDATION = {"kind": "validation", "step": 0, "loss": 3.0}
 def planned(results, run, tensor_bytes, traffic=()):
     """The plan of a run that simulated its first ranks, one for each of ``tensor_bytes``."""
     estimate = {"ranks": [*range(len(tensor_bytes))], "tensor_bytes": tensor_bytes, "traffic": traffic, "parameters": 1}
-    estimate |= {"flops_per_step": None, "flops_per_step_causal": None}
+    estimate |= {"flops_per_step": None}
     made = plan.make(run, Hardware(), estimate, "none", fits=None, prepared=True)
     made.write(results / "plans" / run.strategy / run.workload / "plan.json")
 
@@ -61,7 +61,6 @@ def finished(
         "peak_memory_bytes": [1],
         "peak_memory_kind": "process RSS",
         "flops_per_step": 60,
-        "flops_per_step_causal": 50,
         "flops_formula": "six times ten",
         "device_peak_flops": None,
         "traffic": [],

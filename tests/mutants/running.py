@@ -16,8 +16,9 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from unittest import mock
 
+import diagnosing
+import measuring
 import pytest
-import tasks
 from fault import Fault
 from judge import Failure
 
@@ -41,7 +42,7 @@ class Run:
     tests: tuple[str, ...]
     fault: Fault | None = None
     task: tuple = ()
-    """Instead of tests, a task of tasks.py: its kind, the cases or the case, and the folder."""
+    """Instead of tests: kind, the cases or the case, and the folder (see ``_task``)."""
     found: dict = field(default_factory=dict)
     """Result of the task."""
     passed: set[str] = field(default_factory=set)
@@ -155,7 +156,7 @@ def _work(run, copy, notes, log):
         with log.open("w", buffering=1) as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-            return tasks.work(*run.task, copy, notes, _Ranks)
+            return _task(*run.task, copy, notes)
     # A fault's tests may be of the long form.
     options = ["--long", "-x", "-p", "no:cacheprovider"]
     options += [f"--basetemp={copy.with_suffix('.tmp')}", f"--timeout={SECONDS - 30}"]
@@ -169,6 +170,26 @@ def _work(run, copy, notes, log):
         failure = {"test": "", "names": ["Ended"], "text": f"pytest ended with {pytest.ExitCode(status).name}"}
         seen.found["failures"].append(failure)
     notes.write_text(json.dumps(seen.found))
+
+
+def _task(kind, value, place, copy, notes):
+    """Of "references" or a fault: "capture" and diagnose, or "train" (measuring.py)."""
+    diagnosing.use(copy)
+    import group
+
+    group.start = lambda _: _Ranks()
+    found = {}
+    if kind == "capture references":
+        diagnosing.capture_references(value, place)
+    elif kind == "train references":
+        measuring.train_references(value, place)
+    elif kind == "train":
+        measuring.train(*value, place)
+    else:
+        scratch = copy.with_suffix(".diagnosis")
+        shutil.rmtree(scratch, ignore_errors=True)
+        found = diagnosing.diagnose(value, place, scratch)
+    notes.write_text(json.dumps(found))
 
 
 class _Seen:

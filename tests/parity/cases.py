@@ -30,7 +30,6 @@ RECIPES = {
     "sgd": {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "loss_chunks": 2, "label_smoothing": 0.2},
     "smoothed": {"label_smoothing": 0.2},
     "selective": {"activation_checkpointing": "selective"},
-    "alternate": {"activation_checkpointing": "alternate"},
     "grouped": MATRICES_DECAY
     | {"groups": {"layers.0": {"learning_rate_factor": 0.5}, "output": {"weight_decay": 0.4}}},
     # Of two pipeline stages the first has nothing to train; in others a unit of FSDP has both kinds.
@@ -112,41 +111,41 @@ def rows(recipe, workload, short="", long="", **more):
     return [Case(name, workload, (*RECIPES[recipe].items(),), long=is_long, **more) for name, is_long in named]
 
 
-# Of these, each pair of axes is in other strategies, too, and most have eight ranks for two cores.
-SEVERAL = ("fsdp_tp_sp", "fsdp_tp_cp", "fsdp_pp_cp", "fsdp_tp_pp", "pp_replicated")
-ONCE = [name for name in STRATEGIES if name not in (*EXPERTS, *SEVERAL)]
+# Of these, each pair of axes is in other strategies, too, and most have eight ranks for two cores; a schedule, a stage
+# or an offload that an engine drives as it does another one.
+SEVERAL = "fsdp_tp_sp fsdp_tp_cp fsdp_pp_cp fsdp_tp_pp pp_replicated pp_gpipe zero1 zero3_offload"
+ONCE = [name for name in STRATEGIES if name not in (*EXPERTS, *SEVERAL.split())]
 # Of each workload one of each technique that computes it in another way; of each kind of recipe the engines and the
 # techniques that treat it in a way of their own. `make matrix` trains every strategy on every workload.
 EQUAL = [
-    *rows("", "llama2", " ".join(ONCE), " ".join(SEVERAL)),
-    *rows("", "mlp", "ddp pp zero3", "dp fsdp hsdp tp"),
-    *rows("", "mnist", "fsdp pp zero3", "mp tp"),
-    *rows("", "xsum", "fsdp pp tp_sp cp cp_ring zero3", "ddp mp pp_zbv tp_loss cp_ulysses fsdp_tp fsdp_tp_cp"),
-    *rows("", "vit", "fsdp pp tp_sp cp zero3", "ddp mp pp_zbv tp cp_ulysses cp_ring fsdp_cp"),
+    *rows("", "llama2", " ".join(ONCE), SEVERAL),
+    *rows("", "mlp", "ddp zero3", "dp fsdp hsdp pp tp"),
+    *rows("", "mnist", "pp", "fsdp zero3 mp tp"),
+    *rows("", "xsum", "cp cp_ring", "fsdp pp tp_sp zero3 ddp mp pp_zbv tp_loss cp_ulysses fsdp_tp fsdp_tp_cp"),
+    *rows("", "vit", "pp tp_sp cp", "fsdp zero3 ddp mp pp_zbv tp cp_ulysses cp_ring fsdp_cp"),
     *rows("", "moe", "ddp fsdp pp tp_sp cp zero3 ep fsdp_ep", "tp fsdp_tp pp_zbv cp_ring zero2 fsdp_tp_ep fsdp_ep_cp"),
     *rows("", "moe", "", "pp_ep"),
     # What packing could do wrong is in the model, or in how an axis splits it.
-    *rows("", "instruct", "pp tp_sp cp cp_ring", "ddp tp_loss cp_ulysses fsdp_tp_cp zero2"),
+    *rows("", "instruct", "pp cp cp_ring", "tp_sp ddp tp_loss cp_ulysses fsdp_tp_cp zero2"),
     *rows("accumulated", "llama2", "ddp fsdp pp zero3", "hsdp mp tp tp_sp cp cp_ring fsdp_tp fsdp_tp_pp zero1"),
-    *rows("accumulated", "moe", "pp ep", "ddp tp_loss fsdp_tp zero2 fsdp_tp_ep fsdp_ep_cp pp_ep"),
+    *rows("accumulated", "moe", "ep", "pp ddp tp_loss fsdp_tp zero2 fsdp_tp_ep fsdp_ep_cp pp_ep"),
     *rows("accumulated", "instruct", "", "ddp pp_gpipe tp_loss cp_ring zero2"),
     *rows("selective", "vit", "fsdp", "single tp pp"),
-    *rows("alternate", "llama2", "", "fsdp_tp"),
     *rows("sgd", "xsum", "fsdp pp zero3 tp_loss", "dp hsdp tp_sp fsdp_cp zero1"),
     *rows("sgd", "moe", "", "ep fsdp_tp_ep"),
-    *rows("grouped", "llama2", "fsdp pp zero1", "ddp mp tp_sp fsdp_tp fsdp_pp zero2 zero3"),
-    *rows("frozen", "llama2", "pp zero3", "ddp fsdp mp tp cp fsdp_tp zero1"),
+    *rows("grouped", "llama2", "fsdp zero1", "pp ddp mp tp_sp fsdp_tp fsdp_pp zero2 zero3"),
+    *rows("frozen", "llama2", "pp", "zero3 ddp fsdp mp tp cp fsdp_tp zero1"),
     *rows("frozen", "moe", "", "tp_sp ep fsdp_tp_ep"),
-    *rows("adapted", "llama2", "pp tp_sp zero3", "ddp fsdp mp tp cp fsdp_tp pp_zbv zero1"),
+    *rows("adapted", "llama2", "tp_sp zero3", "pp ddp fsdp mp tp cp fsdp_tp pp_zbv zero1"),
     *rows("adapted", "instruct", "", "tp_sp cp"),
-    *rows("beside_experts", "moe", "tp_sp ep", "pp fsdp_tp_ep"),
-    *rows("muon", "llama2", "fsdp fsdp_tp", "ddp hsdp tp_sp pp"),
+    *rows("beside_experts", "moe", "ep", "tp_sp pp fsdp_tp_ep"),
+    *rows("muon", "llama2", "fsdp", "fsdp_tp ddp hsdp tp_sp pp"),
     *rows("muon", "moe", "", "ep fsdp_tp_ep"),
-    # Vocabularies that ranks split.
-    *rows("smoothed", "llama2", "tp_loss", "pp"),
+    # Vocabularies that ranks split; in the short form those of xsum.
+    *rows("smoothed", "llama2", "", "tp_loss pp"),
     *rows("smoothed", "vit", "", "tp_sp"),
     # A compiled block that ranks split differs from that of one device, that of other strategies does not.
-    *rows("compiled", "llama2", "tp_sp", "single ddp fsdp fsdp_tp pp cp_ring zero2"),
+    *rows("compiled", "llama2", "tp", "single ddp fsdp tp_sp fsdp_tp pp cp_ring zero2"),
     *rows("compiled", "moe", "", "fsdp_tp ep"),
     # Other numbers of ranks, which wait for each other's cores; fewer key heads than ranks; documents of which some
     # ranks have only padding; a rank without tokens.

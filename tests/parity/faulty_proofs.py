@@ -117,20 +117,12 @@ CASES = {
 }
 
 
-SCALED = {
-    "longrope": transformers.Phi3Config(
-        max_position_embeddings=131072,
-        original_max_position_embeddings=4096,
-        rope_parameters={
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "short_factor": [1.0 + number / 100 for number in range(48)],
-            "long_factor": [1.0 + number for number in range(48)],
-        },
-    ),
-    "llama4": transformers.Llama4TextConfig(attn_temperature_tuning=True, moe_layers=[1, 3]),
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + number / 100 for number in range(48)],
+    "long_factor": [1.0 + number for number in range(48)],
 }
-"""Models that compute from the positions that they are given."""
 
 
 def proven(config, strategy, *written):
@@ -143,8 +135,10 @@ def proven(config, strategy, *written):
 
 def of_models():
     """Of models that have something of their own."""
-    found = {f"{name}_cp": proven(config, "cp") for name, config in SCALED.items()}
-    found["llama4_packed_single"] = proven(SCALED["llama4"], "single", Written([], {}, "instruction_tuning"))
+    lengths = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
+    found = {"longrope_cp": proven(transformers.Phi3Config(rope_parameters=LONGROPE, **lengths), "cp")}
+    scaled = transformers.Llama4TextConfig(attn_temperature_tuning=True, moe_layers=[1, 3])
+    found["llama4_packed_single"] = proven(scaled, "single", Written([], {}, "instruction_tuning"))
     found["other_loss"] = proven(transformers.BambaConfig(z_loss_coefficient=0.1), "ddp")
     chained = transformers.ConvNextConfig(depths=[1, 1, 1, 2])
     found["blocks_in_blocks"] = proven(chained, "fsdp", Written([], {}, "classification"))

@@ -17,7 +17,6 @@ SERVER.set_forkserver_preload(
         "torch.distributed.pipelining",
         "torch.distributed.tensor.parallel",
         "deepspeed",
-        "transformers.modeling_utils",
     ]
 )
 

@@ -104,9 +104,10 @@ torch.Tensor.backward = lambda loss: backward(loss / 2)
     ("change", "broken"),
     [
         ("", {}),
-        (
+        pytest.param(
             "if os.environ['RANK'] == '1': sys.exit(print('on purpose') or 7)",
             {"it ends with": "torchrun ended with status 1; see the output of the ranks above"},
+            marks=LONG,
         ),
         (HALF_GRADIENTS, {"its losses": "0.5 times single's", "model.safetensors has": "off by 0.5"}),
     ],

@@ -1,6 +1,5 @@
 """Tensor bytes as they are counted. Those of trainings against theory: test_parity.py."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,37 +12,23 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from helpers.common import initial_weights, save_initial, tiny_run, with_weights
 from shardlab.measure.memory import Memory
 from shardlab.models.weights import save
-from shardlab.plan.simulate import simulate
 from shardlab.runtime import tasks
 
 
 @pytest.mark.timeout(180)
-def test_experts_that_all_tokens_choose_are_planned_and_idle_ones_trained(server, tmp_path, tiny_data):
-    """All tokens choose experts of the first of two ranks: a plan knows its memory, and the others' gradients are 0."""
-    # As many samples as there are, so that activations are most of its peak.
-    run, single = (tiny_run("moe", name, global_batch_size=12, dtype="float64") for name in ("ep", "single"))
+def test_experts_that_no_token_chooses_are_trained(server, tmp_path, tiny_data):
+    """All tokens choose experts of the first of two ranks: the others' gradients are 0."""
+    run, single = (tiny_run("moe", name, dtype="float64") for name in ("ep", "single"))
     weights, path = initial_weights(run), tmp_path / "crowded.safetensors"
     for name, value in weights.items():
         if name.endswith("router.bias"):
             value[:2] = 10.0
     save(weights.items(), weights, path)
-    for each, ranks in ((single, 1), (run, 2)):  # alone in its processes, so that its peak is its own
+    for each, ranks in ((single, 1), (run, 2)):
         server.work_off([job(each, tiny_data / "moe", path, tmp_path / each.strategy)], tmp_path, ranks)
     gradients, expected = (load_file(tmp_path / name / "gradients.safetensors") for name in ("ep", "single"))
     assert any(not value[2:].any() for name, value in expected.items() if name.endswith("experts.gate"))
     assert of_gradients(gradients, expected)["gradient"] < 1e-10
-
-    report = json.loads((tmp_path / "ep/train.json").read_text())
-    fullest, empty = (rank["peak"] for rank in report["tensor_bytes"])
-    (plan,) = simulate([(run, tiny_data / "moe")])
-    (even,) = (rank["peak"] for rank in plan["tensor_bytes"])
-    worst = plan["worst_memory_bytes"]
-    assert empty < even < worst
-    # gloo's thread still holds the input of the last exchange: all rows of both ranks, as they return
-    args, samples = run.model.args, run.recipe.global_batch_size
-    held = 8 * samples * run.data.options["sequence_length"] * args["top_k"] * args["dim"]
-    assert 0.99 * worst < fullest < 1.001 * (worst + held)
-    assert fullest - even > 5 * held
 
 
 def test_activations_are_what_autograd_saves(tiny_data, tmp_path):

@@ -15,9 +15,7 @@ from shardlab.train import loop
 HALF = {"max_steps": 2, "checkpoint_interval_steps": 2}
 SHORT = [
     ("single", "fsdp", "llama2", 2),
-    ("ddp", "fsdp_tp", "llama2", 2),
     ("hsdp", "tp_sp", "vit", 2),
-    ("pp", "ddp", "mnist", 2),
     ("fsdp_offload", "ddp", "mlp", 2),
     ("pp_zbv", "fsdp", "vit", 2),
     ("ep", "single", "moe", 2),
@@ -27,6 +25,8 @@ SHORT = [
 ]
 """Strategy that stops, strategy that resumes, workload, ranks per node of the first."""
 LONG = [
+    ("pp", "ddp", "mnist", 2),
+    ("ddp", "fsdp_tp", "llama2", 2),
     ("fsdp", "pp_interleaved", "llama2", 4),
     ("tp", "fsdp_pp", "xsum", 2),
     ("fsdp_ep_cp", "ep", "moe", 4),
@@ -125,12 +125,12 @@ def test_a_checkpoint_of_something_else_is_refused(folder, pair, tiny_data, tmp_
 
     of_vit = newest(folder / "hsdp-half-vit-float64")
     for workload, recipe, words in (
-        ("mnist", {}, "a different workload: vit, and this run has mnist"),
+        ("mlp", {"dtype": "float32"}, "a different workload: vit, and this run has mlp"),
         ("vit", {"optimizer": {"name": "adadelta"}}, "recipe.optimizer.name: adam, and this run has adadelta"),
         ("vit", {"global_batch_size": 4}, "recipe.global_batch_size: 5, and this run has 4"),
     ):
         with pytest.raises(UserError, match=words):
-            resume(workload, of_vit, dtype="float64", **recipe)
+            resume(workload, of_vit, **{"dtype": "float64"} | recipe)
     damaged = shutil.copytree(of_vit, tmp_path / "damaged")
     next((damaged / "shards").iterdir()).unlink()
     with pytest.raises(UserError, match=r"shard-.* is missing from its checkpoint"):

@@ -48,7 +48,7 @@ HALF = {"max_steps": 2, "checkpoint_interval_steps": 2}
 RESUMED = [("tp", "fsdp_tp", "mixtral"), ("fsdp", "pp_zbv", "gpt2"), ("tp", "ddp", "gemma3")]
 """Strategy that stops, that resumes, model: with experts, an embedding of two stages, a shared head of keys."""
 RESUMED_SHORT = RESUMED[:2]
-MEASURED = ("fsdp-gpt2_packed", "pp_zbv-llama", "tp-gemma3")
+MEASURED = ("pp_zbv-llama", "tp-gemma3")
 """Cases whose memory is compared with their plan."""
 
 
@@ -102,13 +102,13 @@ def rows(model, short, long="", **more):
 # Of fewer key and value heads than tensor-parallel ranks: 2 on 4 ranks.
 FOUR_HEADS = "fsdp_tp@tp=4 fsdp_tp_sp@tp=4"
 CASES = [
-    *rows("t5", "ddp fsdp", "hsdp zero1 zero3 tp"),
-    *rows("vit", "tp pp", "ddp fsdp zero3 tp_sp mp pp_zbv"),
+    *rows("t5", "fsdp", "ddp hsdp zero1 zero3 tp"),
+    *rows("vit", "tp", "pp ddp fsdp zero3 tp_sp mp pp_zbv"),
     # The units of fsdp_size are the tied embedding, the output, the layers' modules.
-    *rows("gpt2", "fsdp fsdp_size tp_loss mp fsdp_pp", "zero1 zero3 tp pp pp_zbv pp_replicated"),
+    *rows("gpt2", "tp_loss fsdp_pp", "fsdp fsdp_size mp zero1 zero3 tp pp pp_zbv pp_replicated"),
     *rows("llama", "fsdp pp_zbv", f"dp zero3 mp_ranks pp_gpipe pp_interleaved cp cp_ulysses tp {FOUR_HEADS}"),
-    *rows("qwen3", "tp tp_loss", "fsdp_tp tp_sp"),
-    *rows("mixtral", "fsdp_tp pp", "ddp tp ep fsdp_ep fsdp_tp_ep"),
+    *rows("qwen3", "tp_loss", "tp fsdp_tp tp_sp"),
+    *rows("mixtral", "pp", "fsdp_tp ddp tp ep fsdp_ep fsdp_tp_ep"),
     *rows("gemma3", "tp", "tp_sp fsdp_tp"),  # one head of keys and values on two ranks
     *rows("gpt_oss", "cp_ulysses", "cp tp"),
     *rows("granite", "cp_ring"),
@@ -124,7 +124,7 @@ CASES = [
     *rows("gpt2_packed", "", "fsdp tp cp_ring", hard=True),
     *rows("llama", "", "ddp fsdp_tp pp cp fsdp_tp@tp=4 zero3", adapted=True),
     *rows("qwen3", "tp_sp", "tp_loss", adapted=True),
-    *rows("gemma3", "tp", adapted=True),
+    *rows("gemma3", "", "tp", adapted=True),
     *rows("mixtral", "ep", "fsdp_tp_ep tp", adapted=True),
 ]
 PARTIAL = Case("tp", "apertus")
@@ -242,7 +242,6 @@ def check_plan_of_experts(folder, run, report):
     planned, measured = (without_exchanges(each["traffic"]) for each in (plan, report))
     assert planned[0] == pytest.approx(measured[0], rel=1e-9)
     assert planned[1] == pytest.approx(measured[1], rel=0.2)
-    assert plan["worst_memory_bytes"] > plan["tensor_bytes"][0]["peak"]
     # As PaLM counts (see tests/unit/test_flops.py), where two of four experts are active.
     active = sum(
         value.numel() * (0.5 if ".experts." in name else 1)

@@ -21,7 +21,7 @@ from shardlab.models._experts import Experts
 from shardlab.models.declared import completed
 from shardlab.parallel.ddp import BROADCAST
 from shardlab.parallel.fsdp import shard_dimension
-from shardlab.plan.fake_ranks import Seen, attend_to_shapes, meta_model, record_call, states_after_stages
+from shardlab.plan.simulate import Seen, attend_to_shapes, meta_model, record_call, states_after_stages
 from shardlab.records.reports import TrainReport
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.pipeline_schedules import boundaries

@@ -106,13 +106,6 @@ def test_weights_are_compared_where_there_is_a_single_and_no_sweep():
     assert results(TWO | {"sweep": {"seed": [1, 2]}}) == []
 
 
-def test_a_plan_is_an_input_where_recomputation_depends_on_it():
-    job = wildcards(strategy="fsdp", workload="mlp")
-    auto = TWO | {"recipe": {"activation_checkpointing": "auto"}}
-    assert rule_files.RuleFiles(call()).needed_plan(job) == []
-    assert rule_files.RuleFiles(call(auto)).needed_plan(job) == ["results/fsdp/mlp/plan.json"]
-
-
 def test_only_what_depends_on_the_size_of_a_run_is_a_function():
     site = {"site": "perlmutter", "site_settings": {"slurm": {"account": "mine"}}}
     requests = JobRequests(call(TWO | site | {"nodes": 2, "ranks_per_node": 4}))

@@ -98,18 +98,15 @@ def test_the_same_bits_are_asked_for_before_anything_else(tmp_path):
             torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize(("mode", "layers", "count"), [("selective", 1, 3), ("alternate", 4, 4 + 8 + 1)])
-def test_what_recomputation_computes_again(mode, layers, count):
-    """Counted on shapes: a layer has one product forward and two backward. Selective: each once. Alternate: the second
-    again, and not the fourth, whose result nothing needs.
-    """
+def test_a_selective_recomputation_computes_no_product_again():
+    """Counted on shapes: a layer has one product forward and two backward."""
     with torch.device("meta"):
-        model = torch.nn.Sequential(torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(layers))))
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False))
         x = torch.empty(5, 8, requires_grad=True)
-    parallelize.recompute(model, ["0"], mode)
+    parallelize.recompute(model, ["0"], "selective")
     with Counted("mm") as products:
         model(x).sum().backward()
-    assert products.count == count
+    assert products.count == 3
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from shardlab.parallel import pipeline
 from shardlab.runs import gpus
 from shardlab.runs.gpus import busy, listed, old_driver, other_torch, why_missing
 from shardlab.runtime import device
-from shardlab.settings import load, torch_releases
+from shardlab.settings import torch_releases
 
 CUDA = "13.0"
 TWO = "0, NVIDIA H100 80GB HBM3, 580.95.05, Disabled, 4\n1, NVIDIA H100 80GB HBM3, 580.95.05, Disabled, 4\n"
@@ -89,18 +89,6 @@ def test_a_rank_says_why_its_gpu_is_missing(driver, monkeypatch):
     driver(TWO.replace("580.95.05", "535.104.05"))
     with pytest.raises(UserError, match=r"rank 0 .* PyTorch sees 0: the driver 535.104.05 is too old for"):
         device.device_for_rank("cuda")
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"cpu_binding": "node"}, "device is cpu; give a list of cores for each rank"),
-        ({"cpu_binding": []}, "cpu_binding is empty"),
-    ],
-)
-def test_a_binding_that_cannot_be_is_one_sentence(settings, sentence):
-    with pytest.raises(UserError, match=sentence):
-        load.site(load.config({"site": "test", "site_settings": settings}))
 
 
 def test_releases_from_the_oldest_tested_one_to_the_pinned_one_are_taken():

@@ -28,7 +28,7 @@ def report(run, attempts=(), started=0, seconds=SECONDS, losses=(), **more):
         **dict.fromkeys(("initial_weights", "weights", "flops_formula"), "x"),
         **{key: ["here"] for key in ("hosts", "devices")},
         **{key: [1] for key in ("samples_per_rank", "targets_per_rank", "peak_memory_bytes")},
-        **dict.fromkeys(("parameters", "checkpoints", "flops_per_step_causal"), 1),
+        **dict.fromkeys(("parameters", "checkpoints"), 1),
         "wall_seconds": 100.0,
         "tensor_bytes": [{"peak": 9, "at_peak": BYTES, "largest": BYTES}],
         "peak_memory_kind": "process RSS",

@@ -291,7 +291,6 @@ def test_degrees_are_the_number_of_ranks_and_nothing_more():
     assert (run.world_size, run.mesh.root, run.needs_torchrun) == (6, {"pp": 2, "tp": 3}, True)
     one = resolved(script=OWN)
     assert (one.world_size, one.needs_torchrun) == (1, False)
-    assert one.recipe == resolved(script=OWN, recipe={"activation_checkpointing": "auto"}).recipe
 
 
 def test_checkpoints_of_a_script_before_an_edit_are_refused(tmp_path):

@@ -17,11 +17,11 @@ from shardlab.runs.stages import Scope
 from shardlab.settings import load, resolve
 from shardlab.settings.sites import LauncherSettings
 from shardlab.workflow.call_start import check_slurm
-from shardlab.workflow.job_requests import JobRequests, check_flags
+from shardlab.workflow.job_requests import JobRequests
 
 APPROVED = Path(__file__).with_name("approved")
-SHAPES = ("alps", "lumi", "perlmutter", "local", "test")
-"""Sites of all kinds: an image by srun, AMD GPUs, podman, no Slurm, Apptainer on the cluster in a box."""
+SHAPES = ("alps", "local", "test")
+"""Sites of all kinds: an image by srun, no Slurm, Apptainer on the cluster in a box; podman has a test of its own."""
 
 
 def loaded(**values):
@@ -70,7 +70,7 @@ def test_the_image_is_switched_by_one_key(container, inside):
         ({"container": {"exec_template": ["{images}"]}}, ["unknown placeholder images", "binds, image, mount"]),
         ({"container": {"srun_options": ["-i{image}"]}}, ["srun_options need an image", "set image"]),
         ({"slurm": {"stages": {"evalute": {}}}}, ["slurm.stages", "evaluate"]),
-        ({"device": "cuda", "slurm": {"stages": {"train": {"gpus": "none"}}}}, ["stages.train.gpus is none"]),
+        ({"cpu_binding": []}, ["`cpu_binding` is []; name at least one"]),
         ({"slurm": {"queue": ["big"]}}, ["queue: big is not one of queues (known: none; define it there)"]),
     ],
 )
@@ -145,13 +145,6 @@ def test_a_second_resource_and_another_cluster():
     assert line.endswith(" --gres=nvme:1")
 
 
-@pytest.mark.parametrize("flag", ["--gres=gpu:1", "-p big"])
-def test_a_flag_that_snakemake_sets_is_refused(flag):
-    """By the plugin, only when it submits."""
-    with pytest.raises(UserError, match=r"slurm.queues.whole.flags: .* is an option that Snakemake sets itself"):
-        check_flags(with_queues(queues=QUEUES | {"whole": {"flags": ["--exclusive", flag]}}).slurm)
-
-
 def test_job_arrays_are_refused():
     """A training that is stopped could not go back into the queue."""
     config, site = loaded(site="test")
@@ -163,7 +156,7 @@ def test_job_arrays_are_refused():
         check_slurm(["--executor=slurm"], config, site.model_copy(update={"slurm": None}))
 
 
-def test_a_stage_that_needs_no_gpu_need_not_ask_for_one():
+def test_a_plan_need_not_request_a_gpu():
     _, site = loaded(site="engaging", site_settings={"slurm": {"stages": {"plan": {"gpus": "none"}}}})
     assert slurm.resources(site, "init", 1, 1, 30)["gres"] == "gpu:h200:1"
     assert "gres" not in slurm.resources(site, "plan", 1, 1, 30)
@@ -184,21 +177,16 @@ PYXIS = ["--container-image={image}", "--container-mounts={mounts}"]
 """Enroot by its plugin for Slurm."""
 
 
-@pytest.mark.parametrize(
-    ("options", "image", "words"),
-    [
-        (PYXIS, "docker://a/b:1", "--container-image=docker://a/b:1 --container-mounts=/my/p:/my/p,/data:/in:ro"),
-        (["--x={binds}", "{project}"], "x", "--x=/my/p,/data:/in:ro /my/p"),
-    ],
-)
-def test_srun_itself_starts_the_image(monkeypatch, options, image, words):
+def test_srun_itself_starts_the_image(monkeypatch):
     """In every step, with the Python and the variables of inside; no program has to be on the PATH."""
+    image = "docker://a/b:1"
     monkeypatch.setattr(container, "PROJECT", Path("/my/p"))
     monkeypatch.setattr(container, "ROOT", Path("/my/p"))
-    settings = {"srun_options": options, "image": image, "image_is": "name", "binds": ["/data:/in:ro"]}
+    settings = {"srun_options": PYXIS, "image": image, "image_is": "name", "binds": ["/data:/in:ro"]}
     settings |= {"python": "/opt/python", "command": "no-such-program", "flags": ["--nv"]}
     config, site = loaded(site="test", site_settings={"container": settings, "srun": {"flags": ["--own"]}})
     text = commands.lines(resolve.run(config, "fsdp_tp", "llama2"), ["x.py"], image, Scope.RANKS)
+    words = f"--container-image={image} --container-mounts=/my/p:/my/p,/data:/in:ro"
     assert f" --export=ALL --own {words} bash -c 'cd /my/p\nunset PYTHONPATH\nexport HF" in text
     assert "exec /opt/python " in text
     assert "no-such-program" not in text

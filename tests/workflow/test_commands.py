@@ -19,7 +19,7 @@ FILLED |= {"ngram": "llama2"}
 """Values for words that the reader fills in, and for the reader's own workload."""
 MATRIX = {"workloads": ["mlp"], "strategies": ["single", "ddp"]}
 """Of commands that name none: tests/workflow/test_workflow.py lists the jobs of the default matrix."""
-SMALLER = {"last: 1000": "last: 2"}
+SMALLER = {"$(seq -s, 1000)": "1, 2"}
 """A sweep of 1,000 seeds takes a minute to look at."""
 FOLLOWED = {
     "docs/your-own.md": ("An example, word for word", "test_bring_your_own.py"),

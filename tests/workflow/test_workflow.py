@@ -4,13 +4,12 @@ import fcntl
 import json
 import re
 import shutil
-import subprocess
 import sys
 
 import pandas as pd
 import pytest
 
-from helpers.common import ROOT, Tree, until
+from helpers.common import ROOT, Tree
 from shardlab.measure.collectives import COLLECTIVES
 
 MISTAKES = {
@@ -21,19 +20,34 @@ MISTAKES = {
 RUNS = ["fsdp/mlp", "tp/mnist"]
 CALLS = {words: ["--profile", "workflow/profiles/local", *arguments] for words, arguments in MISTAKES.items()}
 CALLS |= {
+    "no profile": ["-n", "all"],
     "slurm": ["--profile", "workflow/profiles/slurm", "-n", "--config", "site=engaging", "--", "all"],
     "no slurm": ["--profile", "workflow/profiles/slurm", "-n", "all"],
     "evaluate": ["-n", "-p", *(f"results/{run}/test.json" for run in RUNS)],
     "compare": ["-n", "-p", "--config", "workloads=[mlp,mnist]", "strategies=[single,ddp,fsdp]", "--", "all"],
 }
+FEWER = ["-n", "--config", "workloads=[mnist]", "strategies=[single,fsdp]", "--", "all", "preflight"]
+FEWER += ["results/collectives/local.csv", "results/plan.md"]
 
 
 @pytest.fixture(scope="module")
 def called(make_tree, tmp_path_factory):
-    """A copy of the project, and how each call ended there (null: well), with its output."""
-    tree = make_tree(tmp_path_factory.mktemp("calls"))
-    said = tree.run(sys.executable, str(ROOT / "tests/helpers/calls.py"), json.dumps([*CALLS.values()])).stdout
-    return tree, dict(zip(CALLS, json.loads(said.splitlines()[-1]), strict=True))
+    """A copy of the project, and how each call ended there (null: well), with its output; the last two in other copies:
+    without a workload and a strategy, and with a key of the configuration twice.
+    """
+    tree, fewer, twice = (make_tree(tmp_path_factory.mktemp("calls")) for _ in range(3))
+    (fewer.path / "config/workloads/mlp.yaml").unlink()
+    strategies = fewer.path / "config/strategies.yaml"
+    strategies.write_text(strategies.read_text().replace("\nddp: {dp_replicate: -1}\n", "\n"))
+    with (twice.path / "config/config.yaml").open("a") as file:
+        file.write("seed: 2\n")
+    calls = CALLS | {"fewer": [*there(fewer), *FEWER], "twice": [*there(twice), "-n", "all"]}
+    said = tree.run(sys.executable, str(ROOT / "tests/helpers/calls.py"), json.dumps([*calls.values()])).stdout
+    return tree, dict(zip(calls, json.loads(said.splitlines()[-1]), strict=True))
+
+
+def there(tree):
+    return ["--snakefile", f"{tree.path}/Snakefile", "--directory", str(tree.path)]
 
 
 @pytest.mark.parametrize("words", MISTAKES)
@@ -66,22 +80,17 @@ def test_each_run_s_weights_are_compared_with_those_of_its_workload_s_single(cal
     assert sorted(re.findall(words, called[1]["compare"][1])) == expected
 
 
-def test_dry_run_needs_no_profile(tree):
-    """Nor is a file of the folder taken for a module of Python's, as the Makefile calls it."""
-    (tree.path / "random.py").write_text("raise ImportError('this is not random')\n")
-    listed = tree.run("python", "-P", "-m", "snakemake", "-n", "all").stdout
+def test_dry_run_needs_no_profile(called):
+    tree, calls = called
+    listed = calls["no profile"][1]
     assert re.search(r"^total +274$", listed, re.MULTILINE)
     assert "discouraged" not in listed
+    # -P: no file of the folder is taken for a module of Python's.
     assert ".venv/bin/python -P -m snakemake" in tree.run("make", "-n", "-o", ".venv/run", "run").stdout
 
 
-def test_no_rule_needs_a_certain_workload_or_strategy(tree):
-    (tree.path / "config/workloads/mlp.yaml").unlink()
-    strategies = tree.path / "config/strategies.yaml"
-    strategies.write_text(strategies.read_text().replace("\nddp: {dp_replicate: -1}\n", "\n"))
-    targets = ["all", "preflight", "results/collectives/local.csv", "results/plan.md", "results/single/mnist/plan.json"]
-    config = ["--config", "workloads=[mnist]", "strategies=[single,fsdp]", "--"]
-    listed = tree.run("snakemake", "-n", *config, *targets).stdout
+def test_no_rule_needs_a_certain_workload_or_strategy(called):
+    listed = called[1]["fewer"][1]
     assert re.search(r"^resolve_site +1$", listed, re.MULTILINE)
     assert not re.search(r"mlp|ddp", listed)
 
@@ -112,13 +121,10 @@ def test_a_folder_s_name_is_no_code(make_tree, tmp_path):
     assert not [*tmp_path.rglob("injected")]
 
 
-def test_a_configuration_file_is_checked_before_snakemake_reads_it(tree):
-    with (tree.path / "config/config.yaml").open("a") as file:
-        file.write("seed: 2\n")
-    done = tree.run("snakemake", "-n", "all", check=False)
-    assert done.returncode != 0
-    assert "config/config.yaml is not YAML: the key `seed` is duplicated" in done.stdout
-    assert "Traceback" not in done.stdout
+def test_a_configuration_file_is_checked_before_snakemake_reads_it(called):
+    status, output = called[1]["twice"]
+    assert "config/config.yaml is not YAML: the key `seed` is duplicated" in str(status)
+    assert "Traceback" not in output
 
 
 def test_a_run_that_fails_leaves_the_others_and_the_table_says_so(tree):
@@ -145,35 +151,32 @@ def test_a_run_that_fails_leaves_the_others_and_the_table_says_so(tree):
     assert log.read_text().count("Applied DDP, mesh dp_replicate=2\n") == 1, "of rank 0 alone"
     left = sorted(path.name for path in folder.rglob("*") if path.is_file())
     assert left == [".lock", "001.log", "attempts.json", "metrics.jsonl", "resolve.log", "run.json", "train.log"]
+    check_sweep(tree)
+
+
+def check_sweep(tree):
+    """After a call in which runs failed: variants, their table, and a further value that trains only itself."""
     mark = tree.path / "results/export/ddp/llama2/.snakemake_timestamp"
     mark.parent.mkdir(parents=True)
     mark.touch()
-    tree.snakemake(*settings, "workloads=[mlp]", "--", "all")
+    settings = ["--config", "strategies=[single]", "workloads=[mlp]", "recipe={max_steps: 3}", "noise_floor_runs=0"]
+    tree.snakemake(*settings, "sweep={learning_rate: [0.01, 0.1], seed: [1, 2]}", "--", "all")
     assert not mark.exists(), "an exported model's folder has the model's files alone"
     assert "Not complete" not in (tree.path / "results/summary.md").read_text()
-
-
-@pytest.mark.long  # tests/unit/test_snakemake_lock.py has the lock itself
-def test_two_calls_at_once_train_each_run_once(tree):
-    """The second one waits; a dry run does not."""
-    call = ["--config", "recipe={max_steps: 3}", "site_settings={setup_commands: [sleep 12]}", "--"]
-    call.append("results/single/mlp.done")
-    with (tree.path / "second.log").open("w") as log:
-        one = tree.start("snakemake", "--profile", "workflow/profiles/local", *call)
-        until(lambda: (tree.path / ".snakemake/driver.lock").exists())
-        other = subprocess.Popen(
-            ["snakemake", "--profile", "workflow/profiles/local", *call],
-            cwd=tree.path,
-            env=tree.environment(),
-            stdout=log,
-            stderr=log,
-        )
-        until(lambda: "This call waits until that one has ended" in (tree.path / "second.log").read_text())
-        assert "results/single/mlp.done" in tree.snakemake("-n", *call).stdout
-        assert (one.poll(), other.poll()) == (None, None)
-        assert (one.wait(120), other.wait(60)) == (0, 0)
-    assert "Nothing to be done" in (tree.path / "second.log").read_text()
-    assert len(tree.json("results/single/mlp/train.json")["attempts"]) == 1
+    table = pd.read_csv(tree.path / "results/sweep.csv")
+    assert table[["learning_rate", "runs", "done"]].to_numpy().tolist() == [[0.01, 2, 2], [0.1, 2, 2]]
+    assert table.validation_std.gt(0).all()
+    assert table.best.sum() == 1
+    assert (tree.path / "results/init/mlp@seed=2.safetensors").exists()
+    assert "the lowest mean validation loss" in (tree.path / "results/report.html").read_text()
+    # Runs of the same cost are planned once, and each has its plan.
+    assert "mlp@learning_rate=0.01@seed=1, and 3 variants" in (tree.path / "results/plan.md").read_text()
+    assert len(list(tree.path.glob("results/plans/single/mlp@*seed=*/plan.json"))) == 4
+    further = tree.snakemake(
+        "-n", *settings, "sweep={learning_rate: [0.01, 0.03, 0.1], seed: [1, 2]}", "--", "all"
+    ).stdout
+    assert re.search(r"^train +2$", further, re.MULTILINE)
+    assert re.search(r"^init +\d", further, re.MULTILINE) is None
 
 
 @pytest.mark.long

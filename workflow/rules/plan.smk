@@ -17,7 +17,7 @@ rule plan:
     resources:
         **REQUESTS.of_one_device("plan"),
     params:
-        # Triggers planning again, as below.
+        # Triggers planning again; other figures of the site's hardware do not.
         identity=CALL.identity_of_all,
         config=CONFIG_JSON,
     message:
@@ -25,30 +25,4 @@ rule plan:
     shell:
         launch(
             "plan --config {params.config:q} --results {output.plans:q} --table {output.table:q}"
-        )
-
-
-rule plan_run:
-    input:
-        settings=ancient("results/site.json"),
-        data=FILES.prepared,
-        models=FILES.model,
-        image=IMAGE,
-    output:
-        "results/{strategy}/{workload}/plan.json",
-    log:
-        "results/{strategy}/{workload}/logs/plan.log",
-    conda:
-        environment("train")
-    resources:
-        **REQUESTS.of_one_device("plan"),
-    params:
-        # Triggers planning again; other figures of the site's hardware do not.
-        identity=CALL.identity_of,
-        config=lambda wildcards, input: CONFIG.without_sweep.model_dump_json(),
-    message:
-        "Planning {wildcards.workload} under {wildcards.strategy}"
-    shell:
-        launch(
-            "plan --config {params.config:q} --strategy {wildcards.strategy:q} --workload {wildcards.workload:q}"
         )

@@ -11,8 +11,7 @@ rule resolve:
     input:
         # A failed download must not leave settings that differ from those of finished runs.
         ancient(FILES.downloads),
-        # A new plan alone trains nothing again, nor do new proofs.
-        plan=ancient(FILES.needed_plan),
+        # New proofs alone train nothing again.
         proofs=ancient(FILES.proofs),
     output:
         "results/{strategy}/{workload}/run.json",

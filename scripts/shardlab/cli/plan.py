@@ -78,7 +78,7 @@ def made(runs: list[Run], site: Site, data: Path, cores: int) -> tuple[list[Plan
         requested = {
             number: run if run.recipe.activation_checkpointing == mode else _recomputing(run, mode)
             for number, run in left.items()
-            if run.recipe.activation_checkpointing in ("auto", *MODES[: MODES.index(mode) + 1])
+            if run.recipe.activation_checkpointing in MODES[: MODES.index(mode) + 1]
         }
         costs = {number: plan.cost(run) for number, run in requested.items()}
         distinct = {costs[number]: run for number, run in requested.items()}

@@ -117,15 +117,12 @@ class Memory(TorchDispatchMode):
             return None  # symbolic: torch.compile is tracing
         number = len(self.kinds)
         self.kinds[number] = kind
-        self.places[number] = self._place(tensor)
+        self.places[number] = tensor.device.index or 0
         self._numbers[storage._cdata] = number
         self._sizes[number] = 0
         self._change(number, size)
         self._references[number] = weakref.ref(storage, self._freed(number, storage._cdata))
         return number
-
-    def _place(self, tensor: Tensor) -> int:
-        return tensor.device.index or 0
 
     def _is_left_out(self, tensor: Tensor) -> bool:
         if type(tensor).__name__ == "FakeTensor":

@@ -540,12 +540,6 @@ def _keys_with(wanted: Any, values: Mapping[str, Any]) -> Iterator[str]:
             yield key
 
 
-def experts_per_token(folder: str, args: Mapping[str, Any]) -> int:
-    """Return how many of a layer's experts each token chooses, by the names that the library's configurations have."""
-    keys = configuration(folder, args)[0].get_text_config().to_dict().items()
-    return next(value for key, value in keys if EXPERTS_PER_TOKEN.fullmatch(key) and isinstance(value, int))
-
-
 def _logits(names: tuple[str, ...], largest: Largest, forward: Callable[..., Any]) -> Callable[..., Tensor]:
     """A forward that takes the task's inputs by position, and gives the logits alone.
 

@@ -1,6 +1,5 @@
 """PyTorch-native strategies: what is applied to the model, in which order, and one common step."""
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
@@ -130,9 +129,6 @@ class NativeEngine(Engine):
     def step(self, learning_rate: float) -> Tensor:
         self._reduce_partial_gradients()
         norm = self.sum_over_parts(_squared_norm(self.counted, self.world.device)).sqrt()
-        if self.run.recipe.on_nonfinite == "skip" and not math.isfinite(float(norm)):
-            self.zero_grad()
-            return norm
         if self.run.recipe.max_grad_norm is not None:
             self._clip((self.run.recipe.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         optimizers.set_learning_rate(self.optimizer, learning_rate)

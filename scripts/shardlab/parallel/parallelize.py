@@ -1,11 +1,9 @@
 """Transformations of a model, or a part of one, before training: in this order, as the run's settings say."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -126,13 +124,13 @@ def check_reduced(model: nn.Module) -> None:
 
 def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
     """Apply activation checkpointing (Chen et al., 2016, arXiv:1604.06174) to each block, in place."""
-    if mode in ("none", "auto"):  # a run.json of a training has what auto resolves to; nothing else needs it
+    if mode == "none":
         return
     from torch.utils.checkpoint import checkpoint, noop_context_fn
 
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
     if mode != "full":
-        options["context_fn"] = partial(_keep_products, every=2 if mode == "alternate" else 1)
+        options["context_fn"] = _keep_products
     contexts = options.get("context_fn", noop_context_fn)
 
     def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,8 +155,8 @@ def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
 
 
 def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> None:
-    """Compile the forward of the blocks, or of the model, in place, as the recipe says (torch.compile)."""
-    modules = {"none": [], "blocks": _blocks(model, patterns), "model": [model]}[recipe.compile]
+    """Compile the forward of the blocks in place, as the recipe says (torch.compile)."""
+    modules = _blocks(model, patterns) if recipe.compile == "blocks" else []
     for module in modules:
         # Only the forward method: hooks of FSDP and tensor parallelism stay outside the graph.
         forward = torch.compile(module.forward, backend=recipe.compile_backend)
@@ -166,8 +164,7 @@ def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> No
         if recipe.activation_checkpointing != "none":
             module.forward = _refusing_statistics(module, forward)  # type: ignore[method-assign]
     if modules:
-        count = "the model" if recipe.compile == "model" else f"{len(modules)} blocks"
-        log.info("Applied torch.compile to %s, backend %s", count, recipe.compile_backend)
+        log.info("Applied torch.compile to %d blocks, backend %s", len(modules), recipe.compile_backend)
 
 
 def _refusing_statistics(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,33 +197,21 @@ def _blocks(model: nn.Module, patterns: list[str]) -> list[nn.Module]:
     return [module for pattern in patterns for module in matching(model, pattern)]
 
 
-def _keep_products(every: int) -> Any:
-    """Return the contexts of one call of a selectively recomputed block, which keeps the results of attention and of
-    the first of ``every`` products.
+def _keep_products() -> Any:
+    """Return the contexts of one call of a selectively recomputed block, which keeps the results of matrix products and
+    attention.
     """
-    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
     aten = torch.ops.aten
-    products = [
+    kept = [
         aten.mm.default,
         aten.addmm.default,
         aten.bmm.default,
         aten.convolution.default,
-    ]
-    attention = [
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_cudnn_attention.default,
     ]
-    if every == 1:
-        return create_selective_checkpoint_contexts(products + attention)
-    seen: Counter[bool] = Counter()
-
-    def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-        if operator in products:
-            seen[context.is_recompute] += 1
-        kept = operator in attention or (operator in products and seen[context.is_recompute] % every == 1)
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)
+    return create_selective_checkpoint_contexts(kept)

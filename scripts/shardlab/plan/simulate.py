@@ -7,8 +7,9 @@ of CPU tensors, which are the same on any device.
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining import stage
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -27,22 +30,29 @@ from shardlab.errors import UserError
 from shardlab.measure import flops
 from shardlab.measure.memory import Memory
 from shardlab.measure.traffic import TimelineRecorder, Traffic, fraction_sent
+from shardlab.models import matching
+from shardlab.models._layers import Attention
 from shardlab.models._sequence import first_part
 from shardlab.models.weights import allocate
 from shardlab.parallel.ddp import BROADCAST
+from shardlab.parallel.pipeline import TimedStage
 from shardlab.patches import torch_internals, transformers_values
-from shardlab.plan import fake_ranks
 from shardlab.runtime import batches, distributed, tasks
 from shardlab.runtime.batches import Steps
 from shardlab.runtime.distributed import local
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.deepspeed import sized
+from shardlab.settings.pipeline_schedules import boundaries
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
 from shardlab.train.step import train_step
 
 COUNTED = 2
 """The step that a training also counts: the simulated batch has the same shapes."""
+PARTS: Any = stage
+"""The metadata that stages exchange has no public names."""
+Seen = list[tuple[str, nn.Module, Any, Any]]
+"""Calls of modules: how the plan splits it, the module, its inputs, its output."""
 
 
 def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterator[dict[str, Any] | str]:
@@ -68,20 +78,15 @@ def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterato
             parts[number].get() if number in parts else _first_of_each_stage(run)
             for number, (run, _) in enumerate(runs)
         ]
-        under_way = []
-        for (run, data), ranks in zip(runs, weights, strict=True):
-            if not isinstance(ranks, str):
-                crowded = _first_of_each_stage(run) if run.mesh.axes("experts") else ()
-                under_way.append(
-                    [
-                        [pool.apply_async(_or_why, (_counted, _stand_in(run), data, rank, what)) for rank in which]
-                        for which, what in ((ranks, False), (crowded, True))
-                    ]
-                )
-        ended = iter([[[rank.get() for rank in jobs] for jobs in each] for each in under_way])
+        under_way = [
+            [pool.apply_async(_or_why, (_counted, _stand_in(run), data, rank)) for rank in ranks]
+            for (run, data), ranks in zip(runs, weights, strict=True)
+            if not isinstance(ranks, str)
+        ]
+        ended = iter([[rank.get() for rank in each] for each in under_way])
     # A process that the pool forks while this one builds a model may wait for ever for a lock of PyTorch's.
     for (run, _), ranks in zip(runs, weights, strict=True):
-        yield ranks if isinstance(ranks, str) else _together(run, ranks, *next(ended))
+        yield ranks if isinstance(ranks, str) else _together(run, ranks, next(ended))
 
 
 def _parts(run: Run, data: Path | None) -> dict[int, int]:
@@ -134,17 +139,13 @@ def _first_of_each_part(run: Run, task: Task) -> dict[int, int]:
     return weights
 
 
-def _together(
-    run: Run, weights: dict[int, int], seen: list[dict[str, Any] | str], worst: list[dict[str, Any] | str]
-) -> dict[str, Any] | str:
-    """Combine the results of a run's simulated ranks; ``weights``: {rank: number of ranks it represents}; ``worst``:
-    those of the first rank of each stage with all tokens on it.
-    """
+def _together(run: Run, weights: dict[int, int], seen: list[dict[str, Any] | str]) -> dict[str, Any] | str:
+    """Combine the results of a run's simulated ranks; ``weights``: {rank: number of ranks it represents}."""
     if run.zero_stage and not PRECISIONS[run.recipe.arithmetic].is_full:
         return f"DeepSpeed's memory and traffic in {run.recipe.precision} cannot be computed; measure a run instead"
-    estimate, crowded = ([each for each in part if not isinstance(each, str)] for part in (seen, worst))
-    if reasons := [each for each in (*seen, *worst) if isinstance(each, str)]:
+    if reasons := [each for each in seen if isinstance(each, str)]:
         return reasons[0]
+    estimate = [each for each in seen if not isinstance(each, str)]
     keys = {(entry["axis"], entry["collective"]) for each in estimate for entry in each["traffic"]}
     traffic = [
         {"axis": axis, "collective": name, "bytes": _mean(axis, name, weights, estimate)} for axis, name in sorted(keys)
@@ -152,7 +153,6 @@ def _together(
     whole = {
         "ranks": [*weights],
         "tensor_bytes": [each["tensor_bytes"] for each in estimate],
-        "worst_memory_bytes": max((each["tensor_bytes"]["peak"] for each in crowded), default=None),
         "traffic": traffic,
     }
     return _zero(run, estimate[0] | whole) if run.zero_stage else estimate[0] | whole
@@ -177,13 +177,13 @@ def _or_why(simulated: Callable[..., Any], *words: Any) -> Any:
         return f"PyTorch cannot simulate it ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]})"
 
 
-def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> dict[str, Any]:
-    """Return what one rank holds and sends in one step; ``crowded``: all tokens choose the experts of this rank."""
+def _counted(run: Run, data: Path | None, rank: int) -> dict[str, Any]:
+    """Return what one rank holds and sends in one step."""
     if run.devices_per_rank > 1 and run.site.device != "cpu":
         raise UserError(f"a plan is of one device, and a process here has {run.devices_per_rank}; measure a run")
     with ExitStack() as stack:
         if run.mesh:
-            stack.enter_context(fake_ranks.fake_group(run.world_size, rank))
+            stack.enter_context(fake_group(run.world_size, rank))
         world = distributed.world(run, "cpu")
         task = _task(run, data, world.device)
         fake = FakeTensorMode(
@@ -194,8 +194,6 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         stack.enter_context(mock.patch("shardlab.parallel.tensor.drawn", return_value=0))
         if run.model.folder:
             stack.enter_context(transformers_values.without_values(packed=task.packed))
-        if crowded:
-            stack.enter_context(fake_ranks.all_tokens_here(_experts_per_token(run)))
         stack.enter_context(torch_internals.shapes_uncounted())
         stack.enter_context(torch_internals.sends_hold_their_tensors())
         engine: Any = parallel.build(run, task, world, None)
@@ -205,7 +203,7 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         if run.mesh.pipelined:
             rows = step.micro_batches[0].rows // engine.chunks
             meta = {name: values[:rows].to("meta") for name, values in step.micro_batches[0].batch.items()}
-            engine.stage = fake_ranks.alone(fake_ranks.boundary_states(engine.run, task, meta))
+            engine.stage = alone(boundary_states(engine.run, task, meta))
         with fake:
             for part, device in zip(engine.parts, engine.devices(), strict=True):
                 allocate(part, device, world.device)
@@ -232,18 +230,9 @@ def _counted(run: Run, data: Path | None, rank: int, crowded: bool = False) -> d
         return {
             "tensor_bytes": figures,
             "traffic": sent,
-            "flops_per_step": counted and counted.step,
-            "flops_per_step_causal": counted and counted.causal,
+            "flops_per_step": counted,
             "parameters": engine.parameter_count,
         }
-
-
-def _experts_per_token(run: Run) -> int:
-    if run.model.folder is None:
-        return run.model.args["top_k"]  # type: ignore[no-any-return]
-    from shardlab.models._transformers import experts_per_token
-
-    return experts_per_token(run.model.folder, run.model.args)
 
 
 def _sent_by_ddp(replicas: int, trained: int, parts: Iterable[nn.Module]) -> float:
@@ -368,3 +357,96 @@ def _zero_bytes(run: Run, weights: int, trained: int, parameters: int) -> float:
     live = (run.engine_config or {}).get("zero_optimization", {}).get("stage3_max_live_parameters", 10**9)
     gathers = 2 if parameters > live else 1
     return one * (gathers * weights + trained) * run.recipe.gradient_accumulation_steps
+
+
+@contextmanager
+def fake_group(size: int, rank: int) -> Iterator[None]:
+    """Process group of this size whose collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def alone(states: list[tuple[Tensor, ...]]) -> type[TimedStage]:
+    """Return a stage class that knows the metadata of its neighbors: the shapes of the state after each stage."""
+
+    class Alone(TimedStage):
+        def _recv_meta(self, src_stage: int) -> Any:
+            if src_stage < self.stage_index:
+                values = tuple(
+                    torch.empty(value.shape, dtype=value.dtype, requires_grad=value.is_floating_point())
+                    for value in states[src_stage]
+                )
+                return PARTS._StageForwardMeta(forward_metas=PARTS.extract_tensor_metas(values))
+            return PARTS._StageBackwardMeta(backward_metas=PARTS._derive_grad_metas(self._stage_meta.outputs))
+
+        def _send_meta(self, meta: Any, dst_stage: int) -> None:
+            pass
+
+        def _warmup_forward_vote(self, has_backward: bool, received_acc: Any = None) -> Any:
+            return None
+
+        def _warmup_backward_result(self, received_result: Any = None) -> Any:
+            return SimpleNamespace(item=lambda: 0)  # no stage knows its shapes beforehand
+
+    return Alone
+
+
+def boundary_states(run: Run, task: Task, batch: dict[str, Tensor]) -> list[tuple[Tensor, ...]]:
+    """Return what each pipeline stage passes to the next for a batch on the meta device, as one rank holds it."""
+    model: Any = meta_model(run)
+    seen: Seen = []
+    for pattern, style in run.model.tensor.items():
+        for module in matching(model, pattern):
+            module.register_forward_hook(partial(record_call, seen, style))
+    attend_to_shapes(model)
+    state, keywords = task.inputs(batch)
+    return [
+        tuple(value[..., : value.shape[-1] // parts] for value in values)
+        for values, parts in states_after_stages(run, model, state, keywords, seen)
+    ]
+
+
+def states_after_stages(
+    run: Run, model: Any, state: Any, keywords: Any, seen: Seen
+) -> list[tuple[tuple[Tensor, ...], int]]:
+    """Return the state after each stage, and the number of parts that tensor parallelism splits it into there."""
+    where = boundaries(run.model.segments, run.mesh.stages * run.options.pipeline.stages_per_rank)
+    last = {stop for _, stop in where}
+    states = []
+    for number, values in enumerate(model.states(*state, **keywords), 1):
+        if number in last:
+            # After a column layer the state stays split over the tensor-parallel ranks.
+            split = run.mesh.tensor_parallel and seen and seen[-1][0] == "column"
+            states.append((values, run.mesh.tensor_parts if split else 1))
+    return states
+
+
+def meta_model(run: Run) -> nn.Module:
+    """Return the model on the meta device, for a rank's part of the sequences."""
+    model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype)).to("meta")
+    first_part(run).assign(model)
+    return model
+
+
+def attend_to_shapes(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Replace the model's attention by nothing; return a list to which each call appends its query and its key."""
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        calls.append((query, key))
+        return query
+
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.attend = attend
+    return calls
+
+
+def record_call(seen: Seen, style: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    computed = style == "experts" and isinstance(output, tuple)  # with the number of their rows
+    seen.append((style, module, inputs, output[0] if computed else output))

@@ -35,7 +35,7 @@ class Manifest(Report):
     schema_version: Literal[1] = Field(1, description="Version of this format.")
     step: int = Field(ge=0, description="Number of steps taken.")
     best: float | None = Field(description="Lowest validation loss so far, if one was measured.")
-    skipped: int = Field(0, description="Steps that were skipped because loss or gradient was not finite.")
+    skipped: int = Field(0, description="Steps that the loss scaler of fp16 skipped: an infinite gradient.")
     identity: Identity = Field(description="Run that this belongs to.")
     settings: dict[str, Any] = Field(description="run.json of the training.")
     training: dict[str, Any] = Field(description="Settings and data that a resuming run must share.")

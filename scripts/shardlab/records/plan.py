@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from shardlab.errors import UserError, remedy
+from shardlab.errors import UserError
 from shardlab.records.reports import Report, TensorBytes, Traffic
 from shardlab.settings import run_identity
 from shardlab.settings.mesh import ParallelDims, axes_in, split_by
@@ -18,14 +18,14 @@ from shardlab.settings.sites import Hardware
 from shardlab.settings.types import Run
 
 FILE, TOGETHER = "plan.json", "plans"
-"""File of a plan in the folder of its run; folder of results/ with such folders, for runs planned together."""
-RECOMPUTED = {"none": 1.0, "selective": 1.0, "alternate": 7 / 6, "full": 4 / 3}
+"""File of a plan, in a folder of its strategy and workload; folder of results/ with such folders."""
+RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
 """Recomputation, least first: how often the matrix products are computed, of which a forward pass is a third."""
 
 
-SAME = ("seed", "sources", "strategy", "workload", "recomputation_planned")
+SAME = ("seed", "sources", "strategy", "workload")
 """Settings of a run that do not affect its cost."""
-SAME_RECIPE = ("lr_schedule", "epochs", "max_steps", "on_nonfinite", "keep_best")
+SAME_RECIPE = ("lr_schedule", "epochs", "max_steps", "keep_best")
 SAME_OPTIMIZER = ("learning_rate", "weight_decay", "betas", "eps", "nesterov", "adjust_lr_fn")
 
 
@@ -60,18 +60,12 @@ class Plan(Report):
     )
     tensor_bytes: list[TensorBytes] = Field(description="Tensor bytes of each simulated rank in a step.")
     predicted_memory_bytes: int = Field(description="Peak tensor bytes of any simulated rank.")
-    worst_memory_bytes: int | None = Field(
-        None,
-        description="The same if all tokens of the step choose the experts of that rank, not all experts evenly; null "
-        "where each rank has all experts.",
-    )
     activation_checkpointing: str | None = Field(
         description="Least recomputation, starting with the recipe's, with which it fits, or full if it never does; "
         "null if the site does not specify device memory."
     )
     fits: bool | None = Field(description="True if it fits with that; null if device memory is unknown.")
     flops_per_step: int | None = Field(description="Operations over all ranks (see flops_formula in train.json).")
-    flops_per_step_causal: int | None = Field(description="flops_per_step without what causal attention masks.")
     traffic: list[Traffic] = Field(description="Bytes sent per rank and step, by mesh axis and collective.")
     step_seconds: float | None = Field(description="Predicted step time.")
     missing: list[str] = Field(description="Missing keys of the site's `hardware` that are needed for the time.")
@@ -81,10 +75,6 @@ class Plan(Report):
         """Bytes sent per rank and step."""
         return sum(entry.bytes for entry in self.traffic)
 
-    def belongs_to(self, run: Run) -> bool:
-        """Return whether it is the plan of this run."""
-        return self.run == run_identity.identity_of(run, "").run
-
     def rank(self, number: int) -> TensorBytes:
         """Return what a rank is planned to hold: as the simulated rank of its pipeline stage."""
         dims = ParallelDims(self.mesh)
@@ -92,40 +82,14 @@ class Plan(Report):
             return self.tensor_bytes[number // dims.stride(*dims.axes("layers")) % dims.stages]
         return self.tensor_bytes[max(at for at, rank in enumerate(self.ranks) if rank <= number)]
 
-    @property
-    def recomputation(self) -> str:
-        """Mode that activation_checkpointing: auto resolves to: none if the site does not specify device memory."""
-        return self.activation_checkpointing or "none"
 
-
-def read(path: Path, run: Run) -> Plan:
-    """Return the plan of a run.
-
-    Raises:
-        UserError: it is missing or damaged, or the plan of another run.
-    """
-    again = remedy("make it", path, "-f")
-    plan = Plan.read(path, again)
-    if not plan.belongs_to(run):
-        raise UserError(f"{path} is the plan of another run; {again}.")
-    return plan
-
-
-def find(run: Run, *paths: Path) -> Plan | None:
-    """Return the first plan of a run in these files; None without one."""
-    for path in paths:
-        try:
-            return read(path, run)
-        except UserError:
-            continue
-    return None
-
-
-def places(results: Path, run: Run) -> tuple[Path, Path]:
-    """Return where a call puts the plan of a run: together with others, and alone."""
-    folders = (results / TOGETHER, results)
-    together, alone = (folder / run.strategy / run.workload / FILE for folder in folders)
-    return together, alone
+def find(run: Run, results: Path) -> Plan | None:
+    """Return the plan of a run in a folder of results; None without one."""
+    try:
+        plan = Plan.read(results / TOGETHER / run.strategy / run.workload / FILE, "plan again")
+    except UserError:
+        return None
+    return plan if plan.run == run_identity.identity_of(run, "").run else None
 
 
 def make(
@@ -201,31 +165,11 @@ def _inside_a_node(run: Run, axis: str) -> bool:
     return run.ranks_per_node % (run.mesh.stride(axes[0]) * run.mesh.degree(axes[0])) == 0
 
 
-def freeze(run: Run, made: Plan | None, hardware: Hardware, *, refuse: bool) -> tuple[Run, str]:
-    """Return the settings that run.json gets, and a note or warning on how the run fits into its devices, or "".
-
-    ``activation_checkpointing: auto`` becomes what the plan chose.
-
-    Raises:
-        UserError: it does not fit, and ``refuse``.
-    """
-    sentence = misfit(run, hardware, made)
-    if sentence and refuse:
-        raise UserError(sentence)
-    note = f"warning: {sentence}" if sentence else ""
-    if made is None or run.recipe.activation_checkpointing != "auto":
-        return run, note
-    if made.fits is None:
-        note = "Nothing is recomputed: hardware.device_memory_gib is not set."
-    return run.planned(made.recomputation), note
-
-
 def misfit(run: Run, hardware: Hardware, made: Plan | None) -> str | None:
     """Return why a run will not fit into the site's devices, according to its plan, if it has one."""
     if made is None or made.fits is None:
         return None
-    mode = run.recipe.activation_checkpointing
-    if made.fits and mode in (made.activation_checkpointing, "auto"):
+    if made.fits and run.recipe.activation_checkpointing == made.activation_checkpointing:
         return None
     size = made.predicted_memory_bytes / 2**30
     what = f"{run.strategy} x {run.workload} does not fit into a device's {hardware.device_memory_gib:g} GiB"

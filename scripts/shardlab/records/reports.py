@@ -157,7 +157,6 @@ class TrainReport(Report):
         description="Floating-point operations of a step over all ranks, by flops_formula; null for a model that "
         "cannot be run over shapes alone, and for a script."
     )
-    flops_per_step_causal: int | None = Field(description="flops_per_step without what causal attention masks.")
     flops_formula: str | None = Field(description="Formula by which operations were counted; null for a script.")
     device_peak_flops: float | None = Field(
         description="Peak of a device in the run's arithmetic, from its data sheet (FLOP/s); null if unknown."
@@ -184,7 +183,7 @@ class TrainReport(Report):
     checkpoints: int | None = Field(description="Checkpoints written, including best.safetensors; null for a script.")
     attempts: list[Attempt] = Field(default=[], description="All attempts at the run, this one last.")
     lost_steps: int = Field(0, description="Steps repeated because an attempt ended after its last checkpoint.")
-    skipped_steps: int = Field(0, description="Steps skipped because loss or gradient was not finite.")
+    skipped_steps: int = Field(0, description="Steps that the loss scaler of fp16 skipped: an infinite gradient.")
     image_digest: str | None = Field(None, description="SHA-256 of the container image; null without one.")
     image_labels: dict[str, str] = Field(
         default={}, description="The image's labels: versions, git commit, hash of the lock file."

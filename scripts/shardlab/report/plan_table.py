@@ -9,12 +9,7 @@ from shardlab.settings import load
 from shardlab.settings.config import Config
 from shardlab.settings.sites import Hardware
 
-WORST = "worst case"
-HEADERS = ("strategy", "ranks", "memory a rank", WORST, "fits", "recompute", "TFLOP a step", "sent a rank", "step s")
-CROWDED = (
-    "Worst case: memory of a rank whose experts are chosen by all tokens of the step; the other figures, and `fits`, "
-    "spread tokens evenly over all experts."
-)
+HEADERS = ("strategy", "ranks", "memory a rank", "fits", "recompute", "TFLOP a step", "sent a rank", "step s")
 RULE = ("ddp", "fsdp")
 """Rule of thumb, if times are unknown: the first of these that fits."""
 
@@ -32,8 +27,6 @@ def markdown(plans: Sequence[Plan], refused: dict[tuple[str, str], str], config:
     for text, (first, *more) in alike.items():
         others = f", and {len(more):,} variants of the same cost" if more else ""
         parts += [f"## {first}{others}", "", text]
-    if any(plan.worst_memory_bytes is not None for plan in plans):
-        parts += [CROWDED, ""]
     if missing := sorted({key for plan in plans for key in plan.missing}):
         keys = ", ".join(f"hardware.{key}" for key in missing)
         parts += [f"No times: config/sites/{config.site}.yaml does not name {keys}.", ""]
@@ -57,17 +50,14 @@ def _memory(hardware: Hardware) -> str:
 
 
 def _table(plans: Sequence[Plan]) -> str:
-    worst = any(plan.worst_memory_bytes is not None for plan in plans)
     rows: list[list[Any]] = []
     for plan in plans:
         sent = [f"{entry.axis} {entry.collective} {readable_bytes(entry.bytes)}" for entry in plan.traffic]
-        most = "" if plan.worst_memory_bytes is None else readable_bytes(plan.worst_memory_bytes)
         rows.append(
             [
                 plan.strategy,
                 plan.world_size,
                 readable_bytes(plan.predicted_memory_bytes),
-                *([most] if worst else []),
                 {None: "", True: "yes", False: "no"}[plan.fits],
                 plan.activation_checkpointing or "",
                 "" if plan.flops_per_step is None else f"{plan.flops_per_step / 1e12:.3g}",
@@ -75,9 +65,8 @@ def _table(plans: Sequence[Plan]) -> str:
                 "" if plan.step_seconds is None else f"{plan.step_seconds:.3g}",
             ]
         )
-    headers: list[Any] = [header for header in HEADERS if worst or header != WORST]
     # Not pandas.to_markdown: this runs in the image, which only has what training needs.
-    lines = [headers, ["---"] * len(headers), *rows]
+    lines = [HEADERS, ["---"] * len(HEADERS), *rows]
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
 
 

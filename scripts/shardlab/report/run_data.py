@@ -95,7 +95,7 @@ def collect(table: pd.DataFrame, results: Path, workloads: list[str] | None = No
         columns = ["step", "loss", "grad_norm", "seconds", "expert_load", "dropped_tokens"]
         timeline = _timeline(folder / "timeline.json", train)
         run = Run.model_validate(train.settings)
-        planned = plan.find(run, *plan.places(results, run))
+        planned = plan.find(run, results)
         runs.append(Shown(train, test, pd.DataFrame(steps, columns=columns), timeline, planned))
     return RunData(table, runs)
 

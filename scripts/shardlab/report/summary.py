@@ -224,7 +224,7 @@ def _finished(run: Run, folder: Path, singles: dict[str, Single], noise_floor_ru
     )
     if train.step_seconds_quartiles:
         row.step_seconds_q1, row.step_seconds_q3 = train.step_seconds_quartiles
-    if made := plan.find(run, *plan.places(results, run)):
+    if made := plan.find(run, results):
         row.predicted_memory_bytes = made.predicted_memory_bytes
         row.predicted_bytes_per_step = made.predicted_bytes_per_step
         row.memory_error = made.predicted_memory_bytes / row.tensor_bytes - 1 if row.tensor_bytes else None

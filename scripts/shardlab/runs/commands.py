@@ -99,8 +99,6 @@ def _torchrun(run: Ranks) -> list[str]:
     # It forwards requests to stop to the ranks; an unhandled signal would kill it, and the ranks would train on.
     words += [f"--signals-to-handle={','.join(number.name for number in STOP)},SIGQUIT"]
     words += [f"--shutdown-timeout={site.stop_seconds}"]
-    if isinstance(site.cpu_binding, str):
-        words += [f"--numa-binding={site.cpu_binding}"]
     if run.nodes == 1:
         # A script of the user's knows nothing but MASTER_ADDR and MASTER_PORT.
         return [*words, "--standalone", *["--listen"] * bool(isinstance(run, Run) and run.script)]

@@ -9,13 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def bind(lists: list[str] | str | None) -> None:
+def bind(lists: list[str] | None) -> None:
     """Bind all threads of this process to the list of its GPU, as far as the job has these cores.
 
-    A job that has other cores, as on a shared node, is left as it is, with a warning. Without lists, torchrun binds, or
-    nobody.
+    A job that has other cores, as on a shared node, is left as it is, with a warning. Without lists nobody binds.
     """
-    if not isinstance(lists, list):
+    if lists is None:
         return
     number = _gpu_number(int(os.environ.get("LOCAL_RANK", 0)))
     wanted = parse(lists[number % len(lists)])

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from shardlab.data import store
-from shardlab.errors import UserError, remedy
+from shardlab.errors import UserError
 from shardlab.files import COMMAND, ROOT, lock
 from shardlab.runs import commands, container, launchers, script_place, signals, slurm
 from shardlab.runs.attempts import AttemptLog
@@ -55,11 +55,6 @@ def main(description: str | None) -> int:
     fingerprint = store.verify(args.data, run.data) if args.data else ""
     if args.stage != "train":
         return Child(run, f"{args.stage} of {run.workload}").run(command)
-    if run.recipe.activation_checkpointing == "auto":
-        raise UserError(
-            f"{args.settings} leaves activation_checkpointing to a plan; "
-            f"{remedy('recreate it', args.settings, '--force')}."
-        )
     folder = args.settings.parent
     patience = 2 * run.site.stop_seconds + 5  # for the ranks of a call that has ended
     try:

@@ -70,13 +70,11 @@ def note_done(folder: Path, runs: Iterable[Run]) -> None:
 def bring_up_to_date(run: Run, path: Path) -> None:
     """Rewrite a run.json that is damaged or edited, or whose keys of place and time are no longer those of ``run``.
 
-    It keeps its old time, so that nothing becomes outdated because of it. An edited one that depends on the run's plan
-    is removed, so that its rule writes it again.
+    It keeps its old time, so that nothing becomes outdated because of it.
 
     Raises:
         UserError: it is a folder.
     """
-    auto = run.recipe.activation_checkpointing == "auto"
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -85,18 +83,12 @@ def bring_up_to_date(run: Run, path: Path) -> None:
         raise UserError(f"{path} is a folder; remove it, then run the same command again.") from None
     except ValueError:
         found = None
-    if found is None or was_edited(found):
-        if auto:
-            path.unlink()
-            return
-    else:
-        if auto and found.get("recomputation_planned"):
-            run = run.planned(found["recipe"]["activation_checkpointing"])
-        planned = sealed(run)
-        if found == planned or run_identity.of_run(found) != run_identity.of_run(planned):
-            return
+    planned = sealed(run)
+    edited = found is None or was_edited(found)
+    if not edited and (found == planned or run_identity.of_run(found) != run_identity.of_run(planned)):
+        return
     times = path.stat().st_atime_ns, path.stat().st_mtime_ns
-    write_json(path, sealed(run))
+    write_json(path, planned)
     os.utime(path, ns=times)
 
 

@@ -72,10 +72,8 @@ class Engine(Protocol):
         """
 
     def step(self, learning_rate: float) -> Tensor:
-        """Clip, update, clear the gradients; return the global L2 gradient norm before clipping, a scalar.
-
-        The host does not wait for the norm, except with recipe.on_nonfinite ``skip``: then there is no update if it is
-        not finite.
+        """Clip, update, clear the gradients; return the global L2 gradient norm before clipping, a scalar, for which
+        the host does not wait.
         """
 
     def expert_load(self) -> Tensor | None:

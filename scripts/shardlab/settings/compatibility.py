@@ -190,10 +190,8 @@ def check_task(recipe: Recipe, workload: Workload, name: str) -> None:
 
 def check_script(
     strategy: Strategy, name: str, workload: str, recipe: Recipe, site: SiteRuntime, site_name: str
-) -> Recipe:
-    """Check that a strategy's script can train the workload, and that the site can start it; return the recipe, without
-    what only a plan could decide.
-    """
+) -> None:
+    """Check that a strategy's script can train the workload, and that the site can start it."""
     if strategy.workloads and workload not in strategy.workloads:
         raise Unsupported(
             f"{strategy.script} trains only {choices(strategy.workloads)}; teach it {workload}, and add that to "
@@ -211,18 +209,10 @@ def check_script(
         )
     if recipe.ema_decay is not None:
         raise Unsupported(f"{name} leaves no average of its weights, as a script; set recipe.ema_decay to null.")
-    if recipe.activation_checkpointing == "auto":
-        return recipe.model_copy(update={"activation_checkpointing": "none"})
-    return recipe
 
 
-def check_recipe(strategy: Strategy, name: str, recipe: Recipe, devices: int, device: str, mesh: ParallelDims) -> None:
-    """Check that the strategy supports the recipe's settings; ``devices``: those of a process."""
-    if recipe.activation_checkpointing == "auto" and devices > 1 and device != "cpu":
-        raise Unsupported(
-            f"{name}: no plan says what its {devices} devices hold, so none can choose what to recompute; set "
-            "recipe.activation_checkpointing to another value than auto."
-        )
+def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str) -> None:
+    """Check that the strategy supports the recipe's settings."""
     for key, precision, instead in (("dtype", recipe.dtype, "float32"), ("precision", recipe.arithmetic, "bf16")):
         for part in (strategy.engine, device):
             if reason := PRECISIONS[precision].unsupported.get(part):
@@ -231,14 +221,10 @@ def check_recipe(strategy: Strategy, name: str, recipe: Recipe, devices: int, de
         raise Unsupported(
             f"{name}: DeepSpeed updates flat parts of all parameters, and muon needs whole matrices; use fsdp."
         )
-    if strategy.engine == "deepspeed" and recipe.on_nonfinite == "skip":
-        raise Unsupported(f"{name}: DeepSpeed cannot skip steps; set recipe.on_nonfinite to stop.")
     if recipe.compile != "none" and strategy.single_process == "dp":
         raise Unsupported(
             f"{name}: DataParallel does not support torch.compile; use ddp, or set recipe.compile to none."
         )
-    if mesh.tensor_parallel and recipe.compile == "model":
-        raise Unsupported(f"{name}: torch.compile cannot trace a split embedding; set recipe.compile to blocks.")
     if strategy.pipeline.splits_backward and (recipe.compile != "none" or recipe.activation_checkpointing != "none"):
         raise Unsupported(
             f"{name}: {strategy.pipeline_schedule} splits the backward pass, which neither torch.compile nor "

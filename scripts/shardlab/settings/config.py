@@ -54,16 +54,15 @@ class Config(Strict):
     )
     sweep: Annotated[Any, WithJsonSchema(SWEEP)] = Field(
         default={},
-        description="Variants of all runs: keys, each with a list or a range of values (docs/your-own.md).",
+        description="Variants of all runs: keys, each with a list of values (docs/your-own.md).",
     )
-    max_runs: Count = Field(1_000, description="Maximum number of runs in a sweep.")
     tensorboard: bool = Field(
         False, description="Also write TensorBoard event files to `results/STRATEGY/WORKLOAD/tensorboard`."
     )
     on_memory_overflow: Literal["warn", "refuse"] = Field(
         "warn",
-        description="Reaction to a run that does not fit into the site's devices, according to its plan "
-        "(results/plans, or plan.json in the run's folder, if it exists).",
+        description="Reaction to a run that does not fit into the site's devices, according to its plan in "
+        "results/plans, if it has one.",
     )
     restart: bool = Field(
         False,
@@ -82,8 +81,3 @@ class Config(Strict):
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise ValueError(f"{twice[0]} appears twice; name it once")
         return names
-
-    @property
-    def without_sweep(self) -> "Config":
-        """Return the part of the configuration that a single run depends on."""
-        return self.model_copy(update={"sweep": {}})

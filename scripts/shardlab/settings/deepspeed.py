@@ -51,11 +51,6 @@ def settings(strategy: Strategy, name: str, recipe: Recipe, replicas: int) -> di
     zero = given.get("zero_optimization", {})
     if not isinstance(zero, dict):
         raise UserError(f"{strategy.config}: `zero_optimization` is a {type(zero).__name__}; write {{...}}.")
-    for key, value in zero.items():
-        if value == "auto" and key not in LARGEST:
-            raise UserError(
-                f"{strategy.config}: `{key}` cannot be auto; write a number, or auto for {choices(LARGEST)}."
-            )
     decided: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": -(
             -recipe.global_batch_size // (replicas * recipe.gradient_accumulation_steps)

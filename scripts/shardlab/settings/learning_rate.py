@@ -2,49 +2,38 @@
 
 import math
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from pydantic import Field, NonNegativeInt
 
 from shardlab.schema import Strict, one_of
 
 
-class Position(NamedTuple):
-    """Position of a step in the training, after the warm-up."""
-
-    step: int
-    """Counted from 0."""
-    steps: int
-    """Total steps."""
-    epoch: int
-    """Counted from 0, including the warm-up."""
-
-
-def _constant(schedule: "Schedule", at: Position) -> float:
+def _constant(schedule: "Schedule", step: int, steps: int, epoch: int) -> float:
     return 1.0
 
 
-def _step(schedule: "Schedule", at: Position) -> float:
+def _step(schedule: "Schedule", step: int, steps: int, epoch: int) -> float:
     """The closed form of torch.optim.lr_scheduler.StepLR, once per epoch."""
-    return schedule.gamma**at.epoch
+    return schedule.gamma**epoch
 
 
-def _linear(schedule: "Schedule", at: Position) -> float:
-    return 1.0 + (schedule.end - 1.0) * at.step / at.steps
+def _linear(schedule: "Schedule", step: int, steps: int, epoch: int) -> float:
+    return 1.0 + (schedule.end - 1.0) * step / steps
 
 
-def _cosine(schedule: "Schedule", at: Position) -> float:
+def _cosine(schedule: "Schedule", step: int, steps: int, epoch: int) -> float:
     """Loshchilov and Hutter, 2017 (arXiv:1608.03983), without restarts."""
-    return schedule.end + (1.0 - schedule.end) * (1.0 + math.cos(math.pi * at.step / at.steps)) / 2
+    return schedule.end + (1.0 - schedule.end) * (1.0 + math.cos(math.pi * step / steps)) / 2
 
 
-SCHEDULES: dict[str, Callable[["Schedule", Position], float]] = {
+SCHEDULES: dict[str, Callable[["Schedule", int, int, int], float]] = {
     "constant": _constant,
     "step": _step,
     "linear": _linear,
     "cosine": _cosine,
 }
-"""Name: factor of the learning rate."""
+"""Name: factor of the learning rate at a step, counted from 0, of so many after the warm-up, in an epoch with it."""
 
 
 class Schedule(Strict):
@@ -63,5 +52,5 @@ class Schedule(Strict):
         """Return the factor at ``step`` of ``steps``, both counted over all epochs, the step from 0."""
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
-        at = Position(step - self.warmup_steps, max(steps - self.warmup_steps, 1), step // steps_per_epoch)
-        return SCHEDULES[self.name](self, at)
+        after = max(steps - self.warmup_steps, 1)
+        return SCHEDULES[self.name](self, step - self.warmup_steps, after, step // steps_per_epoch)

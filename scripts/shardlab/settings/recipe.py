@@ -164,15 +164,14 @@ class Recipe(Strict):
         description="Parts of the sequence for which logits and loss of text are computed one after the other, so that "
         "the whole logits are never in memory (large vocabularies).",
     )
-    activation_checkpointing: Literal["none", "selective", "alternate", "full", "auto"] = Field(
+    activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
         description="Recompute the workload's blocks in the backward pass: full; selective (keep the results of "
-        "matrix products and attention); alternate (keep those of attention and every other product, as torchtitan "
-        "does); auto: the least with which the run's plan fits into hardware.device_memory_gib (none if that is "
-        "unknown). With compile, blocks that have batch norm are refused.",
+        "matrix products and attention). The plan says the least that fits (docs/plans.md). With compile, blocks that "
+        "have batch norm are refused.",
     )
-    compile: Literal["none", "blocks", "model"] = Field(
-        "none", description="Apply torch.compile to each of the workload's blocks, or to the whole model."
+    compile: Literal["none", "blocks"] = Field(
+        "none", description="Apply torch.compile to each of the workload's blocks."
     )
     compile_backend: str = Field("inductor", description="Backend of torch.compile (aot_eager needs no compiler).")
     precision: Annotated[str, *one_of(("full", *LOW))] = Field(
@@ -193,12 +192,6 @@ class Recipe(Strict):
         30, gt=0, description="Minutes between checkpoints (null: by steps only)."
     )
     keep_last_checkpoints: int = Field(2, ge=2, description="Number of newest checkpoints to keep.")
-    on_nonfinite: Literal["stop", "skip"] = Field(
-        "stop",
-        description="Reaction to a step whose loss or gradient norm is not finite. stop: end the training and discard "
-        "everything from that step on; skip: skip the update, count the step and continue (slower; not with "
-        "DeepSpeed).",
-    )
     evaluation: Literal["whole", "sharded"] = Field(
         "whole",
         description="whole: test loss from the whole weights on one device; sharded: under the run's own strategy, for "

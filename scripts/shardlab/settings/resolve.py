@@ -57,7 +57,7 @@ def run(
     mesh = _mesh(strategy, strategy_name, nodes, ranks)
     segments = _segments(workload, workload_base, args)
     if strategy.script:
-        recipe = compatibility.check_script(strategy, strategy_name, workload_base, recipe, site, config.site)
+        compatibility.check_script(strategy, strategy_name, workload_base, recipe, site, config.site)
     else:
         compatibility.check_tensor(strategy, mesh, workload, workload_base, args, ranks)
         compatibility.check_context(strategy, mesh, workload, workload_base, args, data.options)
@@ -76,7 +76,7 @@ def run(
             f"{samples} of a step; set it to {samples} or less."
         )
     if not strategy.script:
-        compatibility.check_recipe(strategy, strategy_name, recipe, devices, site.device, mesh)
+        compatibility.check_recipe(strategy, strategy_name, recipe, site.device)
     resolved = Run(
         strategy=strategy_name,
         workload=workload_name,

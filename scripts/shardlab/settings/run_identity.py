@@ -13,7 +13,7 @@ from shardlab.settings.types import Run
 KEYS: dict[str, dict[str, str]] = {
     "config": {
         "place": "site site_settings container",
-        "time": "workloads strategies sweep max_runs noise_floor_runs tensorboard on_memory_overflow restart",
+        "time": "workloads strategies sweep noise_floor_runs tensorboard on_memory_overflow restart",
     },
     "recipe": {
         "place": "",
@@ -46,8 +46,8 @@ class Identity(Strict):
 
 
 def identity_of(run: Run, fingerprint: str) -> Identity:
-    """Return the identity of a run over a prepared data set. It does not depend on what the run's plan says."""
-    settings = run.configured.model_dump(mode="json")
+    """Return the identity of a run over a prepared data set."""
+    settings = run.model_dump(mode="json")
     return Identity(numbers=digest(of_numbers(settings)), run=digest(of_run(settings)), data=fingerprint)
 
 

@@ -403,28 +403,10 @@ class Run(Ranks):
     script_launcher: Literal["srun"] | None = Field(
         None, description="What starts the script's ranks; null: torchrun, or one process without a mesh."
     )
-    recomputation_planned: bool = Field(
-        False,
-        description="True if the configuration says activation_checkpointing: auto, and the recipe here has what the "
-        "run's plan resolved it to.",
-    )
     sources: dict[str, str] = Field(
         default={},
         description="Code that trains it: digests, one of each folder of scripts/shardlab, or of a script's files.",
     )
-
-    @property
-    def configured(self) -> "Run":
-        """The run as configured, with `auto` where its plan decides: the same whatever the plan says."""
-        return self._with_recomputation("auto", planned=False) if self.recomputation_planned else self
-
-    def planned(self, mode: str) -> "Run":
-        """Return this run, configured with `auto`, with what its plan resolved that to."""
-        return self._with_recomputation(mode, planned=True)
-
-    def _with_recomputation(self, mode: str, *, planned: bool) -> "Run":
-        recipe = self.recipe.model_copy(update={"activation_checkpointing": mode})
-        return self.model_copy(update={"recipe": recipe, "recomputation_planned": planned})
 
     @property
     def needs_torchrun(self) -> bool:

@@ -112,26 +112,13 @@ def _adapter(path: tuple[str, ...]) -> TypeAdapter[Any]:
     return TypeAdapter(next(key.kind for key in keys().values() if key.path == path))
 
 
-def in_group(name: str) -> str | None:
-    """Return the first key of a group that is given by any suffix of its path; None for a key."""
-    if _ending_in(name):
-        return None
-    groups = (key.path for key in keys().values() if f".{'.'.join(key.path[:-1])}".endswith(f".{name}"))
-    return next((f"{name}.{path[-1]}" for path in groups), None)
-
-
-def _ending_in(name: str) -> list[str]:
-    """Return the short names of all keys whose path ends in ``name``."""
-    return [short for short, key in keys().items() if f".{'.'.join(key.path)}".endswith(f".{name}")]
-
-
 def short(name: str, where: str) -> str:
     """Return the short name of a key given by any suffix of its path (recipe.optimizer.learning_rate, learning_rate).
 
     Raises:
         UserError: the key does not exist.
     """
-    fitting = _ending_in(name)
+    fitting = [short for short, key in keys().items() if f".{'.'.join(key.path)}".endswith(f".{name}")]
     exact = [end for end in fitting if end == name]
     if len(fitting) == 1 or exact:
         return (exact or fitting)[0]

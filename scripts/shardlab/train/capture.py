@@ -163,7 +163,7 @@ class _Recorder:
                 self.save(f"step{number}/gradients", self.engine.gradients(), self.names)
 
             with self._before_update(number, record):
-                metrics = train_step(self.engine, step, world, observe).metrics(skip=True)
+                metrics = train_step(self.engine, step, world, observe).metrics(unchecked=True)
         kept, order = self.outputs.take([micro.rows for micro in step.micro_batches])
         self.save_weights(f"step{number}/weights")
         self.save_state(f"step{number}/optimizer")

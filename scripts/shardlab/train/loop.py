@@ -76,9 +76,8 @@ class DeferredMetrics:
     waits.
     """
 
-    def __init__(self, log: MetricsLog, checkpointer: Checkpointer, *, skip: bool) -> None:
-        """``skip``: count steps that are not finite instead of raising an error (see ``train_step``)."""
-        self.log, self.checkpointer, self.skip = log, checkpointer, skip
+    def __init__(self, log: MetricsLog, checkpointer: Checkpointer) -> None:
+        self.log, self.checkpointer = log, checkpointer
         self.flags = NO_FLAGS
         """Requests of the ranks that are still pending."""
         self._pending: PendingStep | None = None
@@ -91,7 +90,7 @@ class DeferredMetrics:
         Raises:
             UserError: see ``PendingStep.metrics``.
         """
-        self._metrics = self._pending.metrics(skip=self.skip) if self._pending else None
+        self._metrics = self._pending.metrics() if self._pending else None
 
     def add(self, pending: PendingStep | None, seconds: float = 0.0) -> None:
         """Add a step that was handed to the device, which took the host ``seconds``, and log the previous one."""
@@ -226,14 +225,14 @@ def take_steps(state: TrainState, options: TrainOptions) -> tuple[Meter, SampleA
         PrefetchLoader(steps, world.device) as batches,
     ):
         observe = _observe_gradients(meter, options.on_gradients)
-        deferred = DeferredMetrics(log, checkpointer, skip=run.recipe.on_nonfinite == "skip")
+        deferred = DeferredMetrics(log, checkpointer)
         for number in range(first, steps.count):
             heartbeat.step = number
             with meter.step():
                 step = batches[number]
                 flags = ControlFlags(requests.requested() is not None, checkpointer.interval_elapsed())
                 with meter.count(number):
-                    pending = train_step(engine, step, world, observe, flags, skip=deferred.skip)
+                    pending = train_step(engine, step, world, observe, flags)
                 deferred.wait()
             audit.add(step)
             deferred.add(pending, meter.seconds)
@@ -265,11 +264,10 @@ def count_operations(state: TrainState) -> dict[str, Any]:
     counted = flops.count_flops(run, task, on_cpu.micro_batch("train", indices))
     device_peak = peak(device.name(task.device), run.recipe.arithmetic)
     if counted:
-        log.flops_per_sample = counted.step / len(indices)
+        log.flops_per_sample = counted / len(indices)
         log.peak_flops = (device_peak or 0.0) * run.world_size * run.devices_per_rank
     return {
-        "flops_per_step": counted and counted.step,
-        "flops_per_step_causal": counted and counted.causal,
+        "flops_per_step": counted,
         "flops_formula": flops.FORMULA,
         "device_peak_flops": device_peak,
     }
@@ -303,7 +301,7 @@ def write_reports(
     measured = measured | {key: value for key, value in origin.items() if key != "attempt"}
     lines = metrics.read(output / metrics.NAME)
     tries = history(output, state.start.identity.numbers)
-    train_report(state.run.configured, lines, measured, tries).write(output / "train.json")
+    train_report(state.run, lines, measured, tries).write(output / "train.json")
 
 
 def _observe_gradients(meter: Meter, observe: Observer | None) -> Observer:

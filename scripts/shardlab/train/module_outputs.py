@@ -101,7 +101,5 @@ def _compiled(run: Run, part: nn.Module) -> list[nn.Module]:
     """Return the modules whose forward is compiled, so that hooks inside would change what is compiled."""
     from shardlab.models import matching
 
-    if run.recipe.compile == "model":
-        return [part]
     patterns = run.model.blocks if run.recipe.compile == "blocks" else []
     return [module for pattern in patterns for module in matching(part, pattern)]

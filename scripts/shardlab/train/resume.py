@@ -33,7 +33,6 @@ FREE = (
     "evaluation",
     "eval_batch_size",
     "keep_best",
-    "on_nonfinite",
     "checkpoint_interval_steps",
     "checkpoint_interval_minutes",
     "keep_last_checkpoints",
@@ -49,7 +48,7 @@ def initial_manifest(run: Run, task: Task, world: World, initial: str) -> Manife
         step=0,
         best=None,
         identity=identity_of(run, fingerprint),
-        settings=run.configured.model_dump(mode="json"),
+        settings=run.model_dump(mode="json"),
         training={
             "workload": run.workload,
             "seed": run.seed,

@@ -22,7 +22,7 @@ from shardlab.settings.types import Run
 from shardlab.train.evaluation import loss_of
 
 UNKNOWN = (
-    *("flops_per_step", "flops_per_step_causal", "flops_formula", "device_peak_flops"),
+    *("flops_per_step", "flops_formula", "device_peak_flops"),
     *("tensor_bytes", "traffic", "samples_per_rank", "targets_per_rank", "checkpoints"),
 )
 """What nobody measures of a script."""
@@ -65,7 +65,7 @@ def accept(run: Run, data: Path, initial: Path, folder: Path, fingerprint: str, 
     records.append({"kind": "validation", "step": last["step"], "epoch": last["epoch"], "loss": loss})
     values |= {key: value for key, value in origin.items() if key != "attempt"}
     tries = history(folder, values["identity"].numbers)
-    train_report(run.configured, records, values, tries).write(folder / "train.json")
+    train_report(run, records, values, tries).write(folder / "train.json")
 
 
 def check_weights(path: Path, initial: Path, script: str) -> None:

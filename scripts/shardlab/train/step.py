@@ -66,11 +66,12 @@ class PendingStep:
         self.scaled, self._experts = scaled, experts
         self.step, self._values = replace(step, micro_batches=[]), device.Arriving(values)  # free the batches
 
-    def metrics(self, *, skip: bool = False) -> StepMetrics:
-        """Return the step's metrics; waits for the step to end. ``skip``: see ``train_step``.
+    def metrics(self, *, unchecked: bool = False) -> StepMetrics:
+        """Return the step's metrics; waits for the step to end.
 
         Raises:
-            UserError: loss or gradient norm is not finite, so the weights are invalid from this step on.
+            UserError: loss or gradient norm is not finite, so the weights are invalid from this step on; not if
+                ``unchecked``.
         """
         loss, stop, checkpoint, norm, *tokens = self._values.tolist()
         metrics = StepMetrics(loss / self.step.targets, norm, ControlFlags(stop > 0, checkpoint > 0))
@@ -79,7 +80,7 @@ class PendingStep:
             counts = [[round(count) for count in tokens[first : first + self._experts + 1]] for first in layers]
             load = [layer[:-1] for layer in counts]
             metrics = metrics._replace(expert_load=load, dropped_tokens=sum(layer[-1] for layer in counts))
-        if not skip:
+        if not unchecked:
             # Every rank has the same values, so all of them stop.
             _stop_unless_finite("loss", metrics.loss, self.step.number)
             if not self.scaled:
@@ -96,10 +97,8 @@ def train_step(
     world: World,
     observe: Observer | None = None,
     flags: ControlFlags = NO_FLAGS,
-    *,
-    skip: bool = False,
 ) -> PendingStep:
-    """Hand a step to the device. With ``skip``, wait for its metrics and do not update if one of them is not finite."""
+    """Hand a step to the device."""
     device.seed(world.device, step.seed)
     losses = [
         # Engines average over the ranks with other samples or parts of sequences; the loss is a sum over all of them.
@@ -115,13 +114,8 @@ def train_step(
     reduced, tokens = whole.split([len(values), load.numel()])
     if observe:
         observe(step.number, engine)
-    if skip and not math.isfinite(float(reduced[0])):
-        engine.zero_grad()
-        norm = reduced.new_full((), math.nan)
-    else:
-        norm = engine.step(step.learning_rate)
-    may_skip = skip or engine.scales_loss  # then the host knows the norm already
-    if load.numel() and not (may_skip and not math.isfinite(float(norm))):
+    norm = engine.step(step.learning_rate)
+    if load.numel() and (not engine.scales_loss or math.isfinite(float(norm))):  # else the scaler skipped the step
         engine.balance(tokens.view_as(load)[:, :-1])
     engine.share_buffers()
     values = torch.cat([reduced, norm.reshape(1), tokens])
@@ -131,7 +125,7 @@ def train_step(
 def _stop_unless_finite(what: str, value: float, step: int) -> None:
     """Raise a UserError that names the step."""
     if not math.isfinite(value):
-        remedy = "Lower recipe.optimizer.learning_rate, set recipe.max_grad_norm, or recipe.on_nonfinite to skip."
+        remedy = "Lower recipe.optimizer.learning_rate, or set recipe.max_grad_norm."
         if step == 0:
             remedy = "This is the first step, so check data, initial weights, the model's loss and recipe.dtype."
         raise UserError(f"the {what} of step {step} is {value}; training stopped and no weights were saved. {remedy}")

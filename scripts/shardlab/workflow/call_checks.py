@@ -11,7 +11,7 @@ from shardlab.errors import UserError
 from shardlab.settings import load
 from shardlab.settings.types import RESERVED
 
-OF_A_RUN = ("run.json", "plan.json", "test.json")
+OF_A_RUN = ("run.json", "test.json")
 """Files in a run's folder that rules make; `.done` next to the folder is the only other one."""
 WRITTEN = ("results", ".snakemake", *(f".snakemake/{name}" for name in ("incomplete", "locks", "log", "metadata")))
 """Folders that every call writes into, or makes."""

@@ -32,9 +32,8 @@ def say(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
         return
     requests = [Request(job.rule.name, job.resources) for job in due if job.resources.get("tasks_per_node")]
     trained = {(job.wildcards.strategy, job.wildcards.workload) for job in due if job.rule.name == "train"}
-    results = Path("results")
     planned = [
-        planned_hours.hours(run, plan.find(run, *plan.places(results, run)))
+        planned_hours.hours(run, plan.find(run, Path("results")))
         for run in runs
         if (run.strategy, run.workload) in trained
     ]

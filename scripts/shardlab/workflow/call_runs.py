@@ -151,26 +151,19 @@ class CallRuns:
         return json.dumps(needed)
 
     def planned(self, wildcards: Any, input: Any) -> tuple[Run | None, str]:
-        """Return the settings of a run for run.json, and a warning or a note for its log, or ""; None with an error.
-
-        Its plan is the job's input, or else one that an earlier call made, if there is any.
+        """Return the settings of a run for run.json, and for its log a warning if it does not fit by its plan, or "";
+        None with an error.
         """
         run = self.run_of(wildcards)
-        refuse = self.config.on_memory_overflow == "refuse"
         try:
             _wait_for(input.proofs)
             resolve.check_proven(run)
-            made = self._plan(run, Path(input.plan[0]) if input.plan else None)
-            return plan.freeze(run, made, self.site.hardware, refuse=refuse)
+            sentence = plan.misfit(run, self.site.hardware, plan.find(run, Path("results")))
+            if sentence and self.config.on_memory_overflow == "refuse":
+                raise UserError(sentence)
         except UserError as error:  # it ends the job
             return None, f"error: {error}"
-
-    @staticmethod
-    def _plan(run: Run, path: Path | None) -> plan.Plan | None:
-        if path is None:
-            return plan.find(run, *plan.places(Path("results"), run))
-        _wait_for([path])
-        return plan.read(path, run)
+        return run, f"warning: {sentence}" if sentence else ""
 
     def data_set(self, name: str) -> DataSet:
         """Return the settings of a data set."""

@@ -1,15 +1,12 @@
 """What jobs request: their resources from Slurm, their cores on this machine."""
 
-import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
-from snakemake_executor_plugin_slurm.validation import get_forbidden_slurm_options
-
 from shardlab.errors import UserError
 from shardlab.runs import slurm, stages
-from shardlab.settings.sites import Slurm, Stage
+from shardlab.settings.sites import Stage
 from shardlab.workflow.call_runs import CallRuns
 from shardlab.workflow.call_start import as_workflow_error
 
@@ -18,15 +15,14 @@ class JobRequests:
     """Requests of the jobs of a call."""
 
     def __init__(self, call: CallRuns) -> None:
-        """Check that the site's file has a queue for each training of the call, and no flags that Snakemake sets.
+        """Check that the site's file has a queue for each training of the call.
 
         Raises:
-            UserError: it has none for one of them, or such a flag.
+            UserError: it has none for one of them.
         """
         self.call = call
         if call.site.slurm is None:
             return
-        check_flags(call.site.slurm)
         slurm.use_cluster(call.site.slurm)
         for run in call.requested.values():
             try:
@@ -93,14 +89,3 @@ class JobRequests:
             return run.cpus_per_node if stages.scope(stage, run) is stages.Scope.RANKS else 1
 
         return cores
-
-
-def check_flags(asked: Slurm) -> None:
-    """Raise a UserError if the site's sbatch flags have an option that Snakemake's plugin refuses."""
-    own = {"slurm": asked.flags} | {f"slurm.queues.{name}": queue.flags for name, queue in asked.queues.items()}
-    for key, flags in own.items():
-        for pattern, what in get_forbidden_slurm_options().items():
-            for flag in (each for each in flags if re.match(pattern, f"{each} ")):
-                raise UserError(
-                    f"{key}.flags: {flag} ({what}) is an option that Snakemake sets itself; use a key of slurm instead."
-                )

@@ -98,13 +98,6 @@ class RuleFiles:
         run = self.call.run_of(wildcards)
         return [f"results/{run.strategy}/{run.workload}.done"] if run.script else []
 
-    def needed_plan(self, wildcards: Any) -> list[str]:
-        """Return the plan of a run whose recomputation depends on it; empty for other runs."""
-        run = self.call.run_of(wildcards)
-        if run.recipe.activation_checkpointing != "auto":
-            return []
-        return [f"results/{run.strategy}/{run.workload}/plan.json"]
-
     def proofs(self, wildcards: Any) -> list[str]:
         """Return the table of proofs of the strategies that train a run's weights; empty for models that need none."""
         workload = resolve.weights_of(wildcards.workload)
