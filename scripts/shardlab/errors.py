@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from difflib import get_close_matches
-from importlib import import_module
 
 IN_LOG = re.compile(r"^(?:\[\w+\]:)?(error: .*)$", re.MULTILINE)
 """The sentence that ``run_program`` ends with, in a log of one or several ranks."""
@@ -44,14 +43,6 @@ def remedy(action: str, target: object, *options: str) -> str:
     local = "slurm" if "SLURM_JOB_ID" in os.environ else "workflow/profiles/local"
     words = ["snakemake", "--profile", os.environ.get(PROFILE, local), *options, str(target)]
     return f"{action} with: {' '.join(words)}, and the --config of your call"
-
-
-def run_verb(words: list[str]) -> None:
-    """Run a verb of the command ``shardlab`` with its arguments (see shardlab/cli), like ``run_program``."""
-    verb, modules = words[0].replace("-", "_"), import_module("shardlab.cli").MODULES
-    module = import_module(f"shardlab.cli.{modules.get(verb, verb)}")
-    sys.argv = [f"shardlab {words[0]}", *words[1:]]
-    run_program(getattr(module, verb if verb in modules else "main"))
 
 
 def run_program(main: Callable[[], int | None]) -> None:

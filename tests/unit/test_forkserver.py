@@ -28,7 +28,7 @@ def prepare():
     print("prepared", flush=True)
 with forkserver.listen(folder) as listener:
     exec(sys.argv[2])
-    forkserver.serve(listener, prepare, {"A": "1"})
+    forkserver.serve(listener, prepare, {"A": "1"}, cli.run_verb)
 """
 PROGRAM = """
 import json, os, signal, sys, time

@@ -4,10 +4,11 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from shardlab.errors import run_program, run_verb, unknown
+from shardlab.errors import run_program, unknown
 from shardlab.files import COMMAND, ROOT
 
 VERBS = {
@@ -151,6 +152,14 @@ def main() -> None:
     if (here := Path("scripts/shardlab")).is_dir() and not here.samefile(COMMAND):
         sys.exit(f"error: this command is that of {ROOT}, not of this folder; call python scripts/shardlab {verb}")
     run_verb(sys.argv[1:])
+
+
+def run_verb(words: list[str]) -> None:
+    """Run a verb with its arguments, like ``run_program``."""
+    verb = words[0].replace("-", "_")
+    module = import_module(f"shardlab.cli.{MODULES.get(verb, verb)}")
+    sys.argv = [f"shardlab {words[0]}", *words[1:]]
+    run_program(getattr(module, verb if verb in MODULES else "main"))
 
 
 def at_least(least: float) -> Callable[[str], float]:

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
-from shardlab.cli import program
+from shardlab.cli import program, run_verb
 from shardlab.runs import forkserver, signals
 from shardlab.settings import code_fingerprint
 
@@ -35,7 +35,7 @@ def main(
         os.dup2(nothing.fileno(), 0)
     server = os.getpid()
     try:
-        forkserver.serve(listener, prepare, {name: os.environ[name] for name in environment})
+        forkserver.serve(listener, prepare, {name: os.environ[name] for name in environment}, run_verb)
     finally:
         if os.getpid() == server:
             shutil.rmtree(folder, ignore_errors=True)

@@ -110,16 +110,13 @@ def check(run: Run, task: Task, model: nn.Module) -> None:
     """
     if not (task.sequences or task.at_first_position):
         raise UserError(f"context_sizes: task {run.task} does not name its `sequences`; name them, or remove the key.")
-    if run.model.folder:
-        from shardlab.parallel import library_context
-
-        library_context.check(run, model)
-    elif not any(isinstance(module, Attention) for module in model.modules()):
+    own = not run.model.folder  # of the library: see library_context
+    if own and not any(isinstance(module, Attention) for module in model.modules()):
         raise UserError(
             f"context_sizes: model {run.model.name} does not attend through models/_layers.py; use its Attention, or "
             "remove the key."
         )
-    elif not task.sequences and not any(hasattr(module, "sequence") for module in model.modules()):
+    if own and not task.sequences and not any(hasattr(module, "sequence") for module in model.modules()):
         raise UserError(
             f"context_sizes: model {run.model.name} does not split the positions that it makes of a sample; give it a "
             "`sequence` as in models/vit.py, or remove the key."

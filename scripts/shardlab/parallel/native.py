@@ -44,6 +44,10 @@ class NativeEngine(Engine):
         if run.mesh.axes("sequence"):
             from shardlab.parallel import context
 
+            if run.model.folder:
+                from shardlab.parallel import library_context
+
+                library_context.check(run, whole)
             context.check(run, task, whole)
         self.parameter_names = models.trained_names(whole)
         self.split_share = contents.split_share(run, whole) if run.model.folder and run.mesh.tensor_parallel else None

@@ -5,13 +5,14 @@ import signal
 import sys
 from collections.abc import Callable
 
-from shardlab.errors import run_verb
 from shardlab.runs import signals
 
 FORWARDED = (*signals.STOP, signal.SIGQUIT)
 """Signals that are forwarded to a fork."""
 served: dict[str, str] | None = None
 """In a fork of a server: the environment with which its modules were imported."""
+run_verb: Callable[[list[str]], None] | None = None
+"""In a server and its forks: runs a verb of the command, which knows this room and is not known here."""
 
 
 def is_fork(environment: dict[str, str]) -> bool:
@@ -59,4 +60,5 @@ def run_here(words: list[str]) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=stream.isatty() or stream is sys.stderr)  # type: ignore[union-attr]
     signals.name(words[0])
+    assert run_verb
     run_verb(words)

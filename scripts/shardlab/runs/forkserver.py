@@ -201,8 +201,16 @@ def _peer(connection: socket.socket) -> int:
 # The server
 
 
-def serve(listener: socket.socket, prepare: Callable[[], None], environment: dict[str, str]) -> NoReturn:
-    """Fork a monitor per connection, until this process is ended. ``prepare`` imports, at the first connection."""
+def serve(
+    listener: socket.socket,
+    prepare: Callable[[], None],
+    environment: dict[str, str],
+    run_verb: Callable[[list[str]], None],
+) -> NoReturn:
+    """Fork a monitor per connection, until this process is ended. ``prepare`` imports, at the first connection;
+    ``run_verb`` runs a verb of the command.
+    """
+    forks.run_verb = run_verb
     code: dict[str, int] = {}
     added: dict[str, str] = {}
     while True:
