@@ -116,7 +116,8 @@ def test_a_table_of_proofs_ends_with_what_to_do_and_counts():
 def test_lengths_are_those_that_the_model_reads():
     config = transformers.Gemma3TextConfig(use_bidirectional_attention=True)
     config.sliding_window = 32  # of which the library writes another number
-    assert tiny_config.about(config) == ["sequences of a proof exceed: sliding_window 32"]
+    later = "sees later tokens, which are the targets of language modelling: gemma3_text"
+    assert tiny_config.about(config) == ["sequences of a proof exceed: sliding_window 32", later]
     config = transformers.LlamaConfig(sliding_window=16)
     assert tiny_config.about(config, unread=["sliding_window"]) == [f"{WITHOUT_EFFECT}: sliding_window"]
 

@@ -111,4 +111,4 @@ def test_what_drawing_the_weights_showed_is_known_to_strategies_added_later(init
     assert error == ""
     (note,) = model_rules.notes(tiny_run("mnist", "ddp"), initial_report(drawn).properties)
     assert "has dropout, or other random numbers in training (dropout1); " in note
-    assert "has values that a forward pass changes, besides the statistics of batch norm (calls); ranks" in refusal
+    assert "has values that a forward pass writes, besides the statistics of batch norm (calls); ranks" in refusal

@@ -80,7 +80,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             raise UserError(
                 f"{folder}: {kind} computes {key} from other keys, so it has no effect under `model:`; set those."
             )
-        close = get_close_matches(key, [field.name for field in dataclasses.fields(config)], n=1)
+        close = get_close_matches(key, [field.name for field in dataclasses.fields(config)], 1, CLOSE_NUMBER)
         meant = f"write {close[0]}, or " if close else ""
         raise UserError(
             f"{folder}: {kind} takes no key {key} under `model:`; {meant}remove it from the workload's file, or use a "

@@ -80,7 +80,7 @@ def one_process(run: Run, folder: Path) -> OneProcess:
     if changing := seen.get("changing"):
         names = ", ".join(changing[:3])
         return OneProcess(
-            f"the model has values that a forward pass changes ({names}), which no strategy trains.", seen
+            f"the model has values that a forward pass writes ({names}), which no strategy trains.", seen
         )
     refusal = ""
     if task.packed:

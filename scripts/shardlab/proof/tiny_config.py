@@ -105,7 +105,7 @@ SIZES: list[tuple[str, int]] = [
     (r"linear_num_key_heads", 2),
     (r"linear_(key_|value_)?head_dim", HEAD),
     (r"full_attention_interval|(attn|expert|hybrid)_layer_period|sliding_window_pattern|layer_group_size", 2),
-    (r"global_attn_every_n_layers|moe_layer_freq|interleave_moe_layer_step|no_rope_layer_interval", 2),
+    (r"global_attn_every_n_layers|moe_layer_freq|interleave_moe_layer_step|no_rope_layer_interval|rescale_every", 2),
     (r"(attn|expert)_layer_offset", 1),
     (r"num_nextn_predict_layers|num_mtp_modules|mtp_num_hidden_layers|num_nextn_layers", 0),
     (r"hidden_size_per_layer_input|ple_embed_dim|hc_lowrank|heads_per_ngram", 16),
@@ -128,6 +128,8 @@ OF_BACKBONE = ("out_features", "out_indices")
 """Keys with names and numbers of stages, of which a tiny model may have fewer: no task here reads them."""
 RATES = re.compile(r"\w*(drop|jitter)\w*")
 """Keys with a probability, or a size of noise: none in a proof."""
+SAME = 1e-4
+"""Difference of logits that is rounding."""
 RATE = {False: 0.5, True: 0.99}
 """Training: a rate whose effect on a few tokens shows, also that on few layers."""
 
@@ -224,6 +226,7 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
         ],
         "0 in a proof, as dropout and noise": [rates[key] for key in noise if key not in acting],
         "0 in a proof, though evaluation depends on it": [rates[key] for key in acting],
+        "sees later tokens, which are the targets of language modelling": _seeing_later(config, longest),
     }
     return [f"{sentence}: {', '.join(found)}" for sentence, found in sentences.items() if found]
 
@@ -252,6 +255,17 @@ def _acting(config: PreTrainedConfig, rates: Collection[str], longest: int | Non
             yield key
 
 
+def _seeing_later(config: PreTrainedConfig, longest: int | None) -> list[str]:
+    """Return the type of a model whose logits of earlier tokens depend on the last one."""
+    if task_of(config) != "language_modelling":
+        return []
+    try:
+        one, other = (_outputs(tiny(config, longest=longest), last=last)[:, :-1] for last in (LOWEST, LOWEST + 1))
+    except Exception:  # it is no model
+        return []
+    return [] if torch.allclose(one, other, rtol=SAME, atol=SAME) else [config.model_type]
+
+
 def _with(values: dict[str, Any], key: str, value: float) -> dict[str, Any]:
     """Return a configuration with another value of a key, wherever it is a number or a list of them."""
     found = {name: _with(each, key, value) if isinstance(each, dict) else each for name, each in values.items()}
@@ -265,12 +279,14 @@ def _differ(one: PreTrainedConfig, other: PreTrainedConfig, *, training: bool = 
     return not torch.equal(_outputs(one, training=training), _outputs(other, training=training))
 
 
-def _outputs(config: Any, *, training: bool = False) -> Tensor:
-    """Return the logits of a model whose weights are drawn, also those that begin as 0."""
+def _outputs(config: Any, *, training: bool = False, last: int | None = None) -> Tensor:
+    """Return the logits of a model whose weights are drawn, also those that begin as 0; ``last``: the last token."""
     task = task_of(config)
     torch.manual_seed(0)
     model: Any = getattr(transformers, CLASSES[task][0]).from_config(config).train(training)
     tokens = torch.arange(LENGTH)[None] + LOWEST
+    if last is not None:
+        tokens[:, -1] = last
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += NOISE * torch.randn_like(parameter)

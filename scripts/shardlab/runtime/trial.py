@@ -42,6 +42,9 @@ def find_properties(run: Run, task: Task, model: nn.Module) -> dict[str, list[st
             rows = np.arange(number * ROWS, (number + 1) * ROWS) % task.samples("train")
             passes.append({*_unused(run, task, model, task.micro_batch("train", rows))})
             attributes = attributes or _attributes(model)  # the first pass may keep what the others need
+        with torch.no_grad():  # some change their weights there (RWKV's rescale_every)
+            task.outputs(model.eval(), task.micro_batch("train", rows).batch)
+        model.train()
         changing = _differing(tensors, _tensors(model)) + _differing(attributes, _attributes(model))
         random = []
         if _generators(task.device) != drawn:

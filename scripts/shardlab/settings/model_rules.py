@@ -78,7 +78,7 @@ RULES = {
     ),
     "indivisible": Rule(
         "heads that tp does not divide",
-        {"tensor": "choose a degree that divides them, or is a multiple of the key/value heads, or use fsdp"},
+        {"tensor": "choose a degree that divides them, or use fsdp"},
     ),
     "scalar": Rule("parameters without dimensions", dict.fromkeys(("fsdp", *ZERO), ONE_VALUE)),
     "empty": Rule(
@@ -117,7 +117,7 @@ RULES = {
         dict.fromkeys(EVERY, "the optimizers take dense gradients; leave out sparse=True"),
     ),
     "changing": Rule(
-        "values that a forward pass changes, besides the statistics of batch norm",
+        "values that a forward pass writes, besides the statistics of batch norm",
         dict.fromkeys(EVERY, "ranks and micro-batches would each have their own; compute these from the inputs"),
     ),
     "outside": Rule(
