@@ -79,9 +79,7 @@ def one_process(run: Run, folder: Path) -> OneProcess:
     seen = trial.find_properties(run, task, model)
     if changing := seen.get("changing"):
         names = ", ".join(changing[:3])
-        return OneProcess(
-            f"the model has values that a forward pass writes ({names}), which no strategy trains.", seen
-        )
+        return OneProcess(f"the model has values that a forward pass writes ({names}), which no strategy trains.", seen)
     refusal = ""
     if task.packed:
         total = _one_document_at_a_time(model, micro.batch)
