@@ -84,7 +84,7 @@ def test_what_a_proof_does_not_show_is_said():
     assert tiny_config.about(config) == ["0 in a proof, as dropout and noise: drop_path_rate 0.1"]
     config = transformers.SeedOssConfig(sparse_span=96, span_dim=96, hidden_sizes=[96], out_channels=96)
     assert tiny_config.about(config) == [
-        "not exercised by the tiny model: sparse_span 96",
+        "not shown to be exercised by a proof: sparse_span 96",
         "0 in a proof, as dropout and noise: attention_dropout 0.1, residual_dropout 0.1",
     ]
     config = transformers.PhimoeConfig(input_jitter_noise=0.02, max_position_embeddings=64, sliding_window=None)

@@ -91,12 +91,15 @@ def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
     tiny_config.write(config, tiny)
     proofs: list[Proof] = []
     unread = _transformers.unread(written.task, str(folder), {})
-    above = [*tiny_config.about(config, unread=unread), proof_table.HEAD]
+    above = tiny_config.about(config, unread=unread)
+    lines = [proof_table.HEAD]
     for proof in of_model.prove(tiny, dict.fromkeys(names), written):
-        if not proofs:  # what was proven is said of a model that runs
-            print("\n".join(above), flush=True)
         proofs.append(proof)
-        print(proof_table.line(proof), flush=True)
+        lines.append(proof_table.line(proof))
+        if any(each.verdict != "refused" for each in proofs):  # what proofs exceed is said where there are some
+            print("\n".join(above + lines), flush=True)
+            above, lines = [], []
+    print("\n".join(above[: bool(unread)] + lines), end="\n" * bool(lines))
     print(
         "\n".join(["", *proof_table.summary(proofs), "No weights were read: a training refuses those that do not fit."])
     )

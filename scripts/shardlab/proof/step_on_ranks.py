@@ -23,6 +23,7 @@ from shardlab.models.weights import materialize, save
 from shardlab.proof.tiny_runs import arrays
 from shardlab.runtime import distributed, optimizers, tasks, trial
 from shardlab.runtime.batches import Steps
+from shardlab.runtime.distributed import local
 from shardlab.runtime.engine import Engine
 from shardlab.settings.types import Run
 from shardlab.train.step import train_step
@@ -215,7 +216,7 @@ def under_strategy(run: Run, folder: Path) -> RankStep:
     """Train the step of ``one_process`` with a strategy's engine; compare what this rank has of it."""
     world = distributed.world(run)
     task = _task(run, folder)
-    engine = parallel.build(run, task, world, folder / WEIGHTS)
+    engine: Any = parallel.build(run, task, world, folder / WEIGHTS)
     engine.train(True)
     step = Steps(task, engine, run.recipe, run.seed, world)[0]
     gradients: dict[str, Tensor] = {}
@@ -230,7 +231,7 @@ def under_strategy(run: Run, folder: Path) -> RankStep:
     expected = load_file(folder / EXPECTED)
     weights = {UPDATED + name: (value.detach(), before[name]) for name, value in engine.weights()}
     found |= {name: after - start for name, (after, start) in weights.items() if name in expected}
-    held = sum(value.numel() for value in engine.tensors_by_kind()["weights"])
+    held = sum(local(value).numel() for value in engine.parameters().values() if value.requires_grad)
     whole = sum(value.numel() for name, value in expected.items() if name.startswith(GRADIENT))
     return RankStep([*differences(found, expected)], held / whole)
 

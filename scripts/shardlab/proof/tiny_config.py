@@ -220,7 +220,7 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
     sentences = {
         WITHOUT_EFFECT: unread,
         "sequences of a proof exceed": [*(name for name in exceeded if name not in idle), *tried],
-        "not exercised by the tiny model": [
+        "not shown to be exercised by a proof": [
             *idle,
             *(name for key, value in unknown if (name := f"{key} {value}") not in tried),
         ],

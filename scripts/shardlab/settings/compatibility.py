@@ -86,7 +86,7 @@ def check_context(
     if not mesh.axes("sequence"):
         return
     if workload.is_two_stacks:
-        raise Unsupported(f"{name} has {TWO_STACKS}, of which each attends to whole sequences; use ddp, fsdp or tp.")
+        raise Unsupported(f"{name} has {TWO_STACKS}, of which each attends to whole sequences; use ddp or fsdp.")
     if workload.is_declared and workload.task not in CAUSAL:
         raise Unsupported(f"{name} has pictures, of which each is one short sequence; cp splits text; use fsdp.")
     if workload.context_sizes is None and not workload.is_declared:
@@ -160,7 +160,7 @@ def check_pipeline(
     schedule = strategy.pipeline
     stages = mesh.stages * schedule.stages_per_rank if mesh.pipelined else devices
     if entry.is_two_stacks:
-        raise Unsupported(f"{workload} has {TWO_STACKS}, which are no chain of stages; use ddp, fsdp or tp.")
+        raise Unsupported(f"{workload} has {TWO_STACKS}, which are no chain of stages; use ddp or fsdp.")
     if not segments and not entry.is_declared:
         raise Unsupported(
             f"{workload} cannot be split into pipeline stages; make its model a chain of segments and set "
