@@ -23,7 +23,7 @@ from transformers.modeling_rope_utils import RopeParameters
 from transformers.utils import logging
 
 from shardlab.errors import UserError
-from shardlab.files import ROOT
+from shardlab.files import COMMAND
 from shardlab.models._library_chain import as_chain, example, on_fake_tensors
 from shardlab.models._positions import Largest, follow
 from shardlab.models._sequence import largest_of
@@ -42,7 +42,6 @@ CLASSES = {
     "classification": ("AutoModelForImageClassification", ("pixel_values",)),
 }
 """Task: the library's class, and its names of the task's inputs."""
-EXPERTS_PER_TOKEN = re.compile(r"(num_)?(experts_per_(tok|token)|selected_experts)|moe_k|(moe_)?top_?k|top_k_experts")
 ROUTER_LOSS = "output_router_logits"
 """Key of a config.json with which the library adds a loss of its experts' load to that of the tokens."""
 OURS = {"channels": "num_channels", "classes": "num_labels"}
@@ -313,9 +312,9 @@ def _changed(
 
     def by_layer(values: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Return what there is for each layer, for the other number of them."""
-        lists = {key: each for key, each in values.items() if isinstance(each, list) and len(each) == before}
         if not isinstance(layers, int) or before <= 1:
             return {}
+        lists = {key: each for key, each in values.items() if isinstance(each, list) and len(each) == before}
         return {key: [each[number % before] for number in range(layers)] for key, each in lists.items()}
 
     def made(keys: Mapping[str, Any]) -> PreTrainedConfig:
@@ -513,7 +512,7 @@ def _where(error: Exception) -> str:
     """Return the line of the library that failed, unless it is one that raises an error with words of its own."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     told = last.line is None or last.line.startswith("raise") or isinstance(error, OSError)
-    return "" if told or Path(last.filename).is_relative_to(ROOT) else f" at `{last.line}`"
+    return "" if told or Path(last.filename).is_relative_to(COMMAND) else f" at `{last.line}`"
 
 
 PROBABILITIES = re.compile(r".*(dropout|pdrop|drop_rate|drop_path_rate|layerdrop).*")

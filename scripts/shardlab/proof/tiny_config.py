@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from shardlab.errors import UserError
 from shardlab.models._library_chain import example, on_fake_tensors
-from shardlab.models._transformers import CLASSES, EXPERTS_PER_TOKEN, WITHOUT_EFFECT
+from shardlab.models._transformers import CLASSES, WITHOUT_EFFECT
 from shardlab.proof.step_on_ranks import NOISE
 from shardlab.proof.tiny_runs import LENGTH, LOWEST, PICTURE, VOCABULARY
 
@@ -52,6 +52,7 @@ MAXIMUM = re.compile(
     r"model_max_length"
 )
 """Keys with the number of positions of a model: of its table, or beyond which rotary positions are scaled."""
+EXPERTS_PER_TOKEN = re.compile(r"(num_)?(experts_per_(tok|token)|selected_experts)|moe_k|(moe_)?top_?k|top_k_experts")
 ORIGINAL = "original_max_position_embeddings"
 DYNAMIC = "'rope_type': 'dynamic'"
 """In a configuration's values: frequencies change beyond the number of positions of ``MAXIMUM``."""
@@ -201,6 +202,7 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
 
     ``longest``: see ``tiny``. ``unread``: the keys without effect.
     """
+    made = tiny(config, longest=longest)
     without_effect = {name.rpartition(".")[2] for name in unread}
     values_of = _values(config)
     values = dict.fromkeys(_numbers(values_of, without_effect))
@@ -213,9 +215,9 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
     ]
     idle = [name for name in exceeded if not _is_exercised(config, name.partition(" ")[0], longest)]
     rates = {key: f"{key} {value}" for key, value in values if RATES.fullmatch(key) and value > 0}
-    acting, noise = ([*_acting(config, rates, longest, training=training)] for training in (False, True))
+    acting, noise = ([*_acting(made, rates, training=training)] for training in (False, True))
     unknown = [*_unclassified(values)]
-    small = dict(_numbers(tiny(config, longest=longest).to_dict(), set())) if unknown else {}
+    small = dict(_numbers(made.to_dict(), set()))
     tried = [f"{key} {value}" for key, value in unknown if small.get(key) != value]
     sentences = {
         WITHOUT_EFFECT: unread,
@@ -226,7 +228,7 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
         ],
         "0 in a proof, as dropout and noise": [rates[key] for key in noise if key not in acting],
         "0 in a proof, though evaluation depends on it": [rates[key] for key in acting],
-        "sees later tokens, which are the targets of language modelling": _seeing_later(config, longest),
+        "sees later tokens, which are the targets of language modelling": _seeing_later(made),
     }
     return [f"{sentence}: {', '.join(found)}" for sentence, found in sentences.items() if found]
 
@@ -240,14 +242,13 @@ def _is_exercised(config: PreTrainedConfig, key: str, longest: int | None) -> bo
         return False
 
 
-def _acting(config: PreTrainedConfig, rates: Collection[str], longest: int | None, *, training: bool) -> Iterator[str]:
+def _acting(made: PreTrainedConfig, rates: Collection[str], *, training: bool) -> Iterator[str]:
     """Yield those of the keys in ``RATES`` with which a tiny model computes otherwise: in evaluation, where they are no
     mere noise, or in ``training``. One whose model cannot be run counts as noise.
     """
-    made = tiny(config, longest=longest).to_dict() if rates else {}
     for key in rates:
         try:
-            zero, high = (type(config)(**_with(made, key, rate)) for rate in (0.0, RATE[training]))
+            zero, high = (type(made)(**_with(made.to_dict(), key, rate)) for rate in (0.0, RATE[training]))
             acts = _differ(zero, high, training=training)
         except Exception:  # of a key that takes no such number, or of batch norm of a single sample
             acts = training
@@ -255,15 +256,15 @@ def _acting(config: PreTrainedConfig, rates: Collection[str], longest: int | Non
             yield key
 
 
-def _seeing_later(config: PreTrainedConfig, longest: int | None) -> list[str]:
-    """Return the type of a model whose logits of earlier tokens depend on the last one."""
-    if task_of(config) != "language_modelling":
+def _seeing_later(made: PreTrainedConfig) -> list[str]:
+    """Return the type of a tiny model whose logits of earlier tokens depend on the last one."""
+    if task_of(made) != "language_modelling":
         return []
     try:
-        one, other = (_outputs(tiny(config, longest=longest), last=last)[:, :-1] for last in (LOWEST, LOWEST + 1))
+        one, other = (_outputs(made, last=last)[:, :-1] for last in (LOWEST, LOWEST + 1))
     except Exception:  # it is no model
         return []
-    return [] if torch.allclose(one, other, rtol=SAME, atol=SAME) else [config.model_type]
+    return [] if torch.allclose(one, other, rtol=SAME, atol=SAME) else [made.model_type]
 
 
 def _with(values: dict[str, Any], key: str, value: float) -> dict[str, Any]:

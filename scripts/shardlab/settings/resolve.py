@@ -182,10 +182,8 @@ def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
             one = run(config, strategy, workload)
             check_proven(one)
             runs.append(one)
-        except Unsupported as reason:
-            left_out[strategy, workload] = str(reason).removeprefix(f"{strategy} x {workload}: ")
         except UserError as reason:
-            if variants.base(strategy) == strategy:
+            if not isinstance(reason, Unsupported) and variants.base(strategy) == strategy:
                 raise
             left_out[strategy, workload] = str(reason).removeprefix(f"{strategy} x {workload}: ")
     if config.sweep and not runs:
