@@ -73,6 +73,6 @@ def test_a_group_of_runs_shares_one_job(learner):
     """As docs/your-own.md has it, "A sweep"."""
     sweep = ["workloads=[mlp]", "strategies=[single]", "sweep={seed: [1, 2, 3]}"]
     learner.snakemake("results/summary.md", config=sweep, flags=GROUPS.split())
-    attempts = [history(path) for path in (learner.path / "results/single").glob("mlp@*")]
+    attempts = [history(path.parent) for path in (learner.path / "results/single").glob("mlp@*/train.json")]
     assert len(attempts) == 3
     assert len({attempt.slurm_job_id for found in attempts for attempt in found}) == 1
