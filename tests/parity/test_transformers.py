@@ -365,9 +365,11 @@ def test_what_tensor_parallelism_cannot_split_is_refused(resolved, monkeypatch):
     assert 0.9 < check("tp", "llama") < 1
     assert 0.8 < check("tp", "llama", args={"num_key_value_heads": 1}) < check("tp", "llama")
     monkeypatch.setattr(declared, "PLANS", {})
-    with pytest.raises(UserError, match="plan that splits no layer \\(none is declared\\); write one under `tensor:`"):
+    with pytest.raises(
+        UserError, match="plan that splits layers of its blocks \\(none is declared\\); write one under `tensor:`"
+    ):
         check("tp", "gpt2")
-    with pytest.raises(UserError, match="plan that splits no layer \\(lm_head\\)"):
+    with pytest.raises(UserError, match="plan that splits layers of its blocks \\(lm_head\\)"):
         check("tp", "llama", tensor={"lm_head": "colwise_gather_output"})
     uneven = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
     with pytest.raises(UserError, match="heads that tp does not divide \\(num_key_value_heads 3\\); choose a degree"):

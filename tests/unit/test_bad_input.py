@@ -62,7 +62,7 @@ STRATEGIES = [
     ({"cp": 3}, {"ranks_per_node": 3}, Unsupported, ["sequence_length 64", "into 6 pieces, 2 for each"]),
     ({"cp": 8, "context": "ulysses"}, {"ranks_per_node": 8}, Unsupported, ["heads 4", "can be 1, 2, 4"]),
     ({"dp_replicate": -1, "ep": 2}, {}, UserError, ["ep also needs dp_shard; add dp_shard: 1"]),
-    ({"single_process": "dp"}, {"recipe": {"compile": "blocks"}}, Unsupported, ["use ddp"]),
+    ({"single_process": "dp"}, {"recipe": {"compile": "blocks"}}, Unsupported, ["set recipe.compile to none"]),
     ({"dp_shard": -1}, {"recipe": {"precision": "fp16"}}, Unsupported, ["set recipe.precision to bf16"]),
     (
         {"pp": 2, "pipeline_schedule": "ZBVZeroBubble"},

@@ -121,7 +121,7 @@ def test_ties_are_refused_where_they_would_be_split(checked):
 
 
 def test_what_is_not_a_chain_is_refused_where_it_would_be_cut(checked):
-    with pytest.raises(UserError, match=r"pp x encoder: .*cannot be split into stages .*; use ddp or fsdp"):
+    with pytest.raises(UserError, match=r"pp x encoder: .*cannot be split into stages .*; leave out pp and mp"):
         checked("encoder", "ddp", "pp")
 
 

@@ -251,8 +251,8 @@ def test_sizes_that_the_library_cannot_run_are_refused(tmp_path, kind, keys, wor
         ({"torch_dtype": "bfloat16"}, "^torch_dtype under `model:` has no effect: weights "),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, " takes the place of all its keys; add rope"),
         (
-            {"sliding_window": "24"},
-            ": Olmo3Config does not take sliding_window under `model:`: .* expected int, got str",
+            {"sliding_window": "24", "rms_norm_eps": 1e-5},
+            ": Olmo3Config does not take sliding_window 24: .* expected int, got str",
         ),
     ],
 )

@@ -115,7 +115,8 @@ def test_workloads_may_not_share_a_data_set_with_different_options(monkeypatch):
         lambda name: vit.model_copy(update={"sizes": {"small": size}}) if name == "vit" else good(name),
     )
     with pytest.raises(
-        UserError, match=r"vit.yaml: another workload also prepares a data set digits, with a different options.rows"
+        UserError,
+        match=r"vit.yaml: .* prepares a data set digits, with nothing as options.rows, and this one with 9",
     ):
         resolve.matrix(load.config({}))
 

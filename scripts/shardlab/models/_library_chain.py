@@ -308,7 +308,7 @@ def _obstacle(error: Exception) -> str:
         return "the forward reads values of tensors outside of them"
     if isinstance(error, AttributeError) and isinstance(error.obj, _Noted):
         return f"the forward reads their {error.name}"
-    return "the forward takes more of them than states that each hands to the next"
+    return "the forward does not run if each of them only hands states to the next"
 
 
 def _surroundings_if(model: Any, layers: str, more: int | None) -> Surroundings:

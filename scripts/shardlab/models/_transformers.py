@@ -278,10 +278,12 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
     try:
         config, unknown = _changed(unchanged, file, theirs) if args else (unchanged, {})
     except Exception as error:
+        wrong = [key for key, value in theirs.items() if not _is_taken(unchanged, file, key, value)]
+        named = ", ".join(f"{key} {theirs[key]}" for key in wrong or theirs) + " together" * (not wrong)
         reason = _reason(error, file | theirs)
         raise UserError(
-            f"{folder}: {type(unchanged).__name__} does not take {', '.join(theirs)} under `model:`: {reason}; correct "
-            "them in the workload's file."
+            f"{folder}: {type(unchanged).__name__} does not take {named}: {reason}; correct `model:` or `shape:` in "
+            "the workload's file."
         ) from error
     written = file | theirs
     if written.get("tie_word_embeddings") is False and _always_ties(config):
@@ -341,6 +343,15 @@ def _changed(
         and made({name: each for name, each in wanted.items() if name != key}).to_dict() == config.to_dict()
     }
     return config, {key: value for key, value in theirs.items() if key not in wanted} | idle
+
+
+def _is_taken(unchanged: PreTrainedConfig, file: Mapping[str, Any], key: str, value: Any) -> bool:
+    """Return whether a file's configuration takes another value of this key alone."""
+    try:
+        _changed(unchanged, file, {key: value})
+    except Exception:
+        return False
+    return True
 
 
 def _takes(kind: Any, key: str) -> bool:

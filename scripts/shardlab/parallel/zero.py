@@ -91,7 +91,7 @@ def _set(parameter: nn.Parameter, whole: Tensor, rank: int, key: str | None = No
 def _refuse(run: Run, name: str, _: Tensor) -> None:
     raise Unsupported(
         f"{run.strategy}: the loss depends on {name} of model {run.model.name} in this step and not in the first one, "
-        "which DeepSpeed's optimizer cannot follow; use ddp or fsdp with find_unused_parameters."
+        "which DeepSpeed's optimizer cannot follow; leave out DeepSpeed, with find_unused_parameters."
     )
 
 

@@ -72,7 +72,7 @@ def _why(proof: Proof, equal: list[str], *, packed: bool) -> str:
         one = "its documents one at a time" if packed else "one process"
         return f"at tiny sizes a step is not that of {one}: {proof.reason}; {use}."
     if proof.reason.startswith(NO_TINY_MODEL):
-        use = "use task language_modelling, with one document in a row" if packed else "use single, ddp or fsdp"
+        use = "use task language_modelling, with one document in a row" if packed else "leave out tp, cp, ep, pp and mp"
     return f"it could not be proven at tiny sizes ({proof.reason}); {use}."
 
 

@@ -86,9 +86,9 @@ def check_context(
     if not mesh.axes("sequence"):
         return
     if workload.is_two_stacks:
-        raise Unsupported(f"{name} has {TWO_STACKS}, of which each attends to whole sequences; use ddp or fsdp.")
+        raise Unsupported(f"{name} has {TWO_STACKS}, of which each attends to whole sequences; leave out cp.")
     if workload.is_declared and workload.task not in CAUSAL:
-        raise Unsupported(f"{name} has pictures, of which each is one short sequence; cp splits text; use fsdp.")
+        raise Unsupported(f"{name} has pictures, of which each is one short sequence; cp splits text; leave out cp.")
     if workload.context_sizes is None and not workload.is_declared:
         raise Unsupported(
             f"workload {name} does not support cp; if its model attends through models/_layers.py and its task names "
@@ -160,7 +160,7 @@ def check_pipeline(
     schedule = strategy.pipeline
     stages = mesh.stages * schedule.stages_per_rank if mesh.pipelined else devices
     if entry.is_two_stacks:
-        raise Unsupported(f"{workload} has {TWO_STACKS}, which are no chain of stages; use ddp or fsdp.")
+        raise Unsupported(f"{workload} has {TWO_STACKS}, which are no chain of stages; leave out pp and mp.")
     if not segments and not entry.is_declared:
         raise Unsupported(
             f"{workload} cannot be split into pipeline stages; make its model a chain of segments and set "
@@ -219,12 +219,11 @@ def check_recipe(strategy: Strategy, name: str, recipe: Recipe, device: str) -> 
                 raise Unsupported(f"{name} cannot train in {precision}: {reason}; set recipe.{key} to {instead}.")
     if strategy.engine == "deepspeed" and recipe.optimizer.name == "muon":
         raise Unsupported(
-            f"{name}: DeepSpeed updates flat parts of all parameters, and muon needs whole matrices; use fsdp."
+            f"{name}: DeepSpeed updates flat parts of all parameters, and muon needs whole matrices; leave out "
+            "DeepSpeed."
         )
     if recipe.compile != "none" and strategy.single_process == "dp":
-        raise Unsupported(
-            f"{name}: DataParallel does not support torch.compile; use ddp, or set recipe.compile to none."
-        )
+        raise Unsupported(f"{name}: DataParallel does not support torch.compile; set recipe.compile to none.")
     if strategy.pipeline.splits_backward and (recipe.compile != "none" or recipe.activation_checkpointing != "none"):
         raise Unsupported(
             f"{name}: {strategy.pipeline_schedule} splits the backward pass, which neither torch.compile nor "

@@ -184,10 +184,12 @@ def check_shared(config: Config, run: Run) -> None:
         UserError: another workload has the same name for another data set, or another revision of the model.
     """
     if (other := data_set(config, run.data.name)) != run.data:
-        key = run_identity.difference(other.model_dump(mode="json"), run.data.model_dump(mode="json"))
+        theirs, own = (dict(run_identity.flat(each.model_dump(mode="json"))) for each in (other, run.data))
+        key = next(key for key in (*theirs, *own) if theirs.get(key) != own.get(key))
+        one, here = ("nothing" if each.get(key) is None else each[key] for each in (theirs, own))
         raise UserError(
             f"config/workloads/{run.workload}.yaml: another workload also prepares a data set {run.data.name}, with "
-            f"a different {key}; give one of them another name under `data:`."
+            f"{one} as {key}, and this one with {here}; give one of them another name under `data:`."
         )
     if run.model.repo and (revision := model(config, str(run.model.folder)).revision) != run.model.revision:
         raise UserError(

@@ -57,32 +57,32 @@ FIND = f"set {KEY} in the strategy's entry in config/strategies.yaml"
 RULES = {
     "tied_split": Rule(
         "tied parameters of a layer that the `tensor` plan splits",
-        {"tensor": "leave these modules out of the `tensor` plan, untie them, or use fsdp"},
+        {"tensor": "leave these modules out of the `tensor` plan, untie them, or leave out tp"},
     ),
-    "apart": Rule("layers that cannot be split into stages", {"pipeline": "use ddp or fsdp"}),
+    "apart": Rule("layers that cannot be split into stages", {"pipeline": "leave out pp and mp"}),
     "unsplit": Rule(
-        "a tensor-parallel plan that splits no layer",
-        {"tensor": "write one under `tensor:` in the workload's file, in the words of the library, or use fsdp"},
+        "no tensor-parallel plan that splits layers of its blocks",
+        {"tensor": "write one under `tensor:` in the workload's file, in the words of the library, or leave out tp"},
     ),
     "gathered": Rule(
         "layers between which sequences are whole, which sequence_parallel would split",
-        {"tensor": "use tp or fsdp_tp, without sequence_parallel"},
+        {"tensor": "leave out sequence_parallel"},
     ),
     "whole_logits": Rule(
         "no output layer with split logits in its tensor-parallel plan",
-        {"tensor": "use tp or tp_sp, without loss_parallel"},
+        {"tensor": "leave out loss_parallel"},
     ),
-    "without_experts": Rule("no experts that ep could split", {"fsdp": "use fsdp, without ep"}),
+    "without_experts": Rule("no experts that ep could split", {"fsdp": "leave out ep"}),
     "uneven_experts": Rule(
-        "a number of experts that ep does not divide", {"fsdp": "choose an ep that divides it, or use fsdp"}
+        "a number of experts that ep does not divide", {"fsdp": "choose an ep that divides it, or leave out ep"}
     ),
     "indivisible": Rule(
         "heads that tp does not divide",
-        {"tensor": "choose a degree that divides them, or use fsdp"},
+        {"tensor": "choose a degree that divides them, or leave out tp"},
     ),
     "scalar": Rule("parameters without dimensions", dict.fromkeys(("fsdp", *ZERO), ONE_VALUE)),
     "empty": Rule(
-        "parameters of 0 values", {"zero3": "DeepSpeed cannot gather these; use another strategy, or make them None"}
+        "parameters of 0 values", {"zero3": "DeepSpeed cannot gather these; make them None, or leave out ZeRO 3"}
     ),
     "complex": Rule(
         "complex parameters",
@@ -90,11 +90,11 @@ RULES = {
     ),
     "mixed": Rule(
         "trained parameters of another dtype than recipe.dtype",
-        dict.fromkeys(ZERO, "DeepSpeed has one dtype; use ddp or fsdp"),
+        dict.fromkeys(ZERO, "DeepSpeed has one dtype; leave out DeepSpeed"),
     ),
     "mixed_in_module": Rule(
         "trained parameters of several dtypes in one module, or of another one in the model itself",
-        {"fsdp": "FSDP reduces one dtype at a time; give those of another to a submodule, or use ddp"},
+        {"fsdp": "FSDP reduces one dtype at a time; give those of another to a submodule, or leave out FSDP"},
     ),
     "made_unsaved": Rule(
         "other values made from parameters in the constructor",
@@ -122,15 +122,13 @@ RULES = {
     ),
     "outside": Rule(
         "parameters of a module of `blocks` that are used outside of its forward",
-        {"fsdp": "FSDP gathers them only there; leave the module out of `blocks`, or use ddp"},
+        {"fsdp": "FSDP gathers them only there; leave the module out of `blocks`, or leave out FSDP"},
     ),
-    "unused": Rule(
-        "parameters that the loss never depends on", {"ddp": f"{FIND}, use fsdp, or remove these parameters"}
-    ),
+    "unused": Rule("parameters that the loss never depends on", {"ddp": f"{FIND}, or remove these parameters"}),
     "unused_sometimes": Rule(
         "parameters that the loss depends on in some steps or for some samples only",
         dict.fromkeys(("ddp", "fsdp"), FIND)
-        | dict.fromkeys(ZERO, f"DeepSpeed waits for their gradients or decays them; use ddp or fsdp with {KEY}"),
+        | dict.fromkeys(ZERO, f"DeepSpeed waits for their gradients or decays them; leave out DeepSpeed, with {KEY}"),
     ),
     "mixes": Rule(
         "batch norm",
