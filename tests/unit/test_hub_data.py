@@ -136,17 +136,15 @@ def test_files_are_downloaded_again_only_if_the_rows_that_are_there_are_damaged(
 
 
 def test_the_files_are_those_of_the_configuration_whatever_was_there_before(hub, raw):
-    names = [f"language_{i}" for i in range(12)]
-    configs = [repository(name, {split: {"text": [f"{name} {split}"]} for split in SPLITS}) for name in names]
+    configs = [repository(name, {split: {"text": [f"{name} {split}"]} for split in SPLITS}) for name in ("de", "fr")]
     both = {path: content for each in configs for path, content in each.items()}
     parts = [each["README.md"].split(b"configs:\n")[1].replace(b"  default: true\n---\n", b"") for each in configs]
     hub.push(REPO, both | {"README.md": b"".join([b"---\nconfigs:\n", *parts, b"---\n"])})
-    message = refusal(raw)
-    assert all(f"'{name}'" in message for name in names)
-    samples(raw, config="language_8")
-    assert samples(raw, config="language_7")["test"] == [("language_7 test",)]
+    assert "'de', 'fr'" in refusal(raw)
+    samples(raw, config="de")
+    assert samples(raw, config="fr")["test"] == [("fr test",)]
     later = json.loads((raw / "download.json").read_text())
-    assert later["files"].keys() == {f"language_7/{split}-00000-of-00001.parquet" for split in SPLITS}
+    assert later["files"].keys() == {f"fr/{split}-00000-of-00001.parquet" for split in SPLITS}
 
 
 def test_pictures_in_folders_can_be_moved_and_reading_writes_nothing(hub, raw, tmp_path):
@@ -191,7 +189,6 @@ def test_splits_have_other_names_and_can_be_parts(hub, raw):
     found = samples(raw, splits={"train": "train[:80%]", "validation": "valid", "test": "train[-4:18]"})
     assert [len(found[name]) for name in SPLITS] == [16, 5, 2]
     assert found["test"] == [("train 16",), ("train 17",)]
-    assert found["validation"][0] == ("valid 0",)
 
 
 def test_rows_are_held_out_of_train_for_any_split(hub, raw):
@@ -210,13 +207,9 @@ def test_rows_are_held_out_of_train_for_any_split(hub, raw):
     ("settings", "words"),
     [
         ({"splits": {"train": "train", "test": "test"}}, "`holdout: {validation: 1000}`"),
-        ({"splits": {"validation": "validation", "test": "test"}}, "`splits` has no train"),
         ({"holdout": {"validation": 5}}, "validation is given by `splits` (validation) and by `holdout`"),
         ({"splits": SPLITS | {"test": "train[:10]"}}, "train (train) and test (train[:10]) have rows in common"),
-        *(
-            ({"splits": SPLITS | {"train": text}}, f"{text!r} is no split")
-            for text in ("train[:80", "train[:180%]", "train[10%:80]", "train+test")
-        ),
+        ({"splits": SPLITS | {"train": "train[:180%]"}}, "'train[:180%]' is no split"),
     ],
 )
 def test_splits_that_cannot_be_are_refused_by_the_settings_alone(settings, words):
@@ -226,23 +219,20 @@ def test_splits_that_cannot_be_are_refused_by_the_settings_alone(settings, words
 
 
 @pytest.mark.parametrize(
-    ("settings", "words", "files"),
+    ("settings", "words"),
     [
-        ({"splits": SPLITS | {"validation": "valid"}}, "there is no split 'valid'; did you mean validation?", 0),
-        ({"splits": SPLITS | {"validation": "dev"}}, "`holdout: {validation: 1000}`", 0),
+        ({"splits": SPLITS | {"validation": "valid"}}, "there is no split 'valid'; did you mean validation?"),
         (
             {"splits": SPLITS | {"train": "train[:15]", "test": "train[60%:]"}},
             "train (train[:15]) and test (train[60%:]) have rows in common",
-            2,
         ),
-        ({"splits": {"train": "train"}, "holdout": {"validation": 10, "test": 10}}, "20 rows of train, which has", 1),
-        ({"columns": ["txt"]}, "there is no column 'txt'; did you mean text?", 3),
+        ({"splits": {"train": "train"}, "holdout": {"validation": 10, "test": 10}}, "20 rows of train, which has"),
+        ({"columns": ["txt"]}, "there is no column 'txt'; did you mean text?"),
     ],
 )
-def test_what_the_repository_does_not_have_is_one_sentence(hub, raw, settings, words, files):
+def test_what_the_repository_does_not_have_is_one_sentence(hub, raw, settings, words):
     hub.push(REPO, numbered())
     assert words in refusal(raw, **settings)
-    assert len([path for method, path, _ in hub.calls if method == "GET" and path.endswith(".parquet")]) == files
 
 
 # Columns
@@ -271,14 +261,6 @@ def test_a_field_that_not_every_line_has_is_missing_there(hub, raw):
     assert found == [("a", None, None), (None, None, None), (None, "b", None)]
 
 
-def test_columns_that_differ_between_splits_do_not_matter_unless_they_are_named(hub, raw):
-    splits = {split: {"text": [split]} for split in SPLITS}
-    splits["test"]["extra"] = [1]
-    lines = {split: {name: column[0] for name, column in columns.items()} for split, columns in splits.items()}
-    hub.push(REPO, {f"{split}.jsonl": json.dumps(line).encode() for split, line in lines.items()})
-    assert samples(raw)["test"] == [("test",)]
-
-
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_classes_that_have_other_names_in_another_file_are_refused(hub, raw, tmp_path, kind):
     content = {}
@@ -304,13 +286,11 @@ def test_a_comma_too_many_at_the_end_of_each_row_shifts_no_column(hub, raw):
     assert samples(raw, columns=["question", "answer"])["test"] == [("what is 0?", '0, or "0"')]
 
 
-METADATA = '{"file_name": "a.png", "label": 4}\n{"file_name": "b.png", "label": 2}\n'
-
-
 def test_pictures_in_an_archive_are_read_from_it(hub, raw):
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
-        for name, content in {"a.png": picture(10), "b.png": picture(30), "metadata.jsonl": METADATA}.items():
+        lines = '{"file_name": "a.png", "label": 4}\n{"file_name": "b.png", "label": 2}\n'
+        for name, content in {"a.png": picture(10), "b.png": picture(30), "metadata.jsonl": lines}.items():
             file.writestr(name, content)
     hub.push(REPO, {f"{split}.zip": archive.getvalue() for split in SPLITS})
     found = samples(raw, **PICTURES)["train"]
@@ -324,18 +304,6 @@ def test_several_files_of_metadata_are_read_in_the_order_of_their_names(hub, raw
     lines = {f"{part}/metadata.jsonl": line % i for part, i in parts.items()}
     hub.push(REPO, {f"{part}/a.png": picture(1) for part in parts} | lines)
     assert [label for _, label in samples(raw, **PICTURES)["train"]] == [*range(4)]
-
-
-def test_files_that_are_not_read_are_counted(hub, raw, capsys):
-    """Those whose name is of no split, and pictures without a row of metadata."""
-    content = {f"{split}/{name}.png": picture(1) for split in SPLITS for name in "ab"} | {"more.png": picture(1)}
-    lines = {split: METADATA if split == "test" else METADATA.splitlines()[0] for split in SPLITS}
-    hub.push(REPO, content | {f"{split}/metadata.jsonl": text.encode() for split, text in lines.items()})
-    assert [len(rows) for rows in samples(raw, **PICTURES).values()] == [1, 1, 2]
-    said = capsys.readouterr().out
-    assert "files of the repository that are read: 3 of 3 .jsonl, 6 of 7 .png\n" in said
-    notes = [f"note: split {split}: 1 of 2 files have a row of metadata" for split in ("train", "validation")]
-    assert re.findall("note: split.*metadata", said) == notes
 
 
 def test_a_group_of_rows_is_in_memory_at_once_not_the_split(hub, raw, monkeypatch):
@@ -371,18 +339,16 @@ def test_a_picture_that_cannot_be_read_is_named(hub, raw, second, words):
     assert "0x" not in str(caught.value)
 
 
-LINE = b'{"text": "a"}\n'
-LINES = {"train.jsonl": LINE, "validation.jsonl": LINE, "test.jsonl": LINE}
-COMMAS = dict.fromkeys(("train.csv", "validation.csv"), b'text,of,by\n"a, or\nb","book ""0""",c\n\n')
 PARQUET = "default/test-00000-of-00001.parquet"
+COMMAS = dict.fromkeys(("train.csv", "validation.csv"), b"text,of,by\n0,0,a\n")
+COMMAS |= {"test.csv": b"text,of,by\n0,0,a\n0,0,a,b\n"}
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (numbered() | {PARQUET: b"<html>" * 9}, "split test .* as parquet: Parquet magic bytes not found"),
-        (COMMAS | {"test.csv": b"text,of,by\n0,0,a\n0,0,a,b\n"}, "split test .* Expected 3 fields in line 3, saw 4"),
-        (LINES | {"test.jsonl": b""}, "split test of tester/some .* a file has no rows"),
+        (COMMAS, "split test .* Expected 3 fields in line 3, saw 4"),
     ],
 )
 def test_a_file_that_is_none_is_one_sentence(hub, raw, content, words):

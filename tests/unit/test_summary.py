@@ -1,7 +1,5 @@
 """Rows that belong to their run, the verdict, the call, and cells without a reference."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +11,7 @@ from shardlab.errors import UserError
 from shardlab.records.expert_choices import encode
 from shardlab.records.reports import InitialReport, TestReport, Twin, WeightsReport
 from shardlab.report import summary, summary_markdown
-from shardlab.report.verdict import diagnosis, expected, flips, judge, pages, relative, verdict
+from shardlab.report.verdict import diagnosis, expected, flips, judge, pages, verdict
 from shardlab.settings import load, model_rules, run_identity
 from shardlab.settings.precisions import PRECISIONS
 
@@ -24,7 +22,6 @@ def table(
     first=None,
     dtype="float32",
     idle=(),
-    tolerance=None,
     weights=None,
     choices=None,
     averages=None,
@@ -55,17 +52,15 @@ def table(
         }
         for name, loss in losses.items()
     ]
-    return judge(summary.compared(pd.DataFrame(rows, columns=summary.COLUMNS).convert_dtypes()), tolerance)
+    return judge(summary.compared(pd.DataFrame(rows, columns=summary.COLUMNS).convert_dtypes()))
 
 
 def test_what_is_not_equal_has_a_page_of_its_diagnosis():
     found = table(single=2.0, ddp=2.0, fsdp=2.5, tp=2.6)
-    assert [*pages(found)] == ["fsdp x mlp", "tp x mlp"]
-    sentence = "To see where and why, repeat the call with the target results/diagnosis/fsdp/mlp.md (or another run's)."
-    assert diagnosis(found) == sentence
+    found["diagnosable"] = found.strategy != "fsdp"  # a script without dumps
+    assert [*pages(found)] == ["tp x mlp"]
+    assert "repeat the call with the target results/diagnosis/tp/mlp.md." in diagnosis(found)
     assert diagnosis(table(single=2.0, ddp=2.0)) == ""
-    found["diagnosable"] = found.strategy != "fsdp"
-    assert [*pages(found)] == ["tp x mlp"], "a script without dumps"
     assert [*pages(table(single=2.0, ddp=2.004, fsdp=2.0, noise_floor=1e-3))] == ["ddp x mlp"], "also what is rounding"
 
 
@@ -98,8 +93,6 @@ UNEQUAL = [
     # One token that another expert gets moves the weights by any amount, but not those that have to be equal.
     ({"ddp": 2.0, "choices": 9, "weights": {"ddp": (1e-2, 0.0)}}, "head.bias 1.0e-02, tolerance 0.0e+00"),
     ({"ddp": 2.5, "choices": 9, "weights": {"ddp": (1e-2, 1e-3)}}, "2.5e-01, 0 of 9 expert choices flipped"),
-    # Each row has its own tolerance.
-    ({"ddp": 2.00002, "dtype": "float64"}, "1.0e-05"),
 ]
 
 
@@ -111,7 +104,6 @@ def test_what_is_not_equal_is_named_with_its_difference(values, reason):
 ROUNDING = "Of 2 runs, 1 equal to single; 1 not distinguishable from rounding (--config dtype=float64 settles it): ddp "
 SENTENCES = [
     ({"single": 2.0, "ddp": 2.0001, "fsdp": 2.0}, True, "All 2 other runs are equal to single: first steps, valid"),
-    ({"single": 2.0}, True, "All runs are finished, and none but single, with which others are compared."),
     ({"ddp": 2.1, "single": 2.0, "fsdp": None}, False, "1 not equal to single: ddp x mlp (5.0e-02); 1 not finished: "),
     ({"single": None, "ddp": 2.0}, False, "Of 2 runs, 1 without a finished single to compare with: ddp x mlp; 1 not "),
     # The twins move by 1e-3, so 2e-3 may be rounding, and float64 tells.
@@ -126,7 +118,6 @@ SENTENCES = [
     ({"single": 2.0, "idle": ("single",)}, False, "1 suspicious: single x mlp (its loss never changes)."),
     # What was compared: without twins nothing says what is rounding in weights, and the sentence does not claim it.
     ({"single": 2.0, "ddp": 2.0, "weights": {"ddp": (1.0,)}}, True, "first steps, validation loss and test loss."),
-    ({"single": 2.0, "ddp": 2.0, "averages": {"ddp": 4.0, "single": 4.0}}, True, "test loss of the averaged weights."),
     ({"single": 2.0, "ddp": 2.0, "fsdp": 2.0, "weights": {"ddp": (1e-6, 1e-3)}}, True, "loss and weights (1 of 2)."),
 ]
 
@@ -158,13 +149,8 @@ def test_the_thresholds_of_final_losses(loss, sign, single):
     ]
 
 
-def test_what_is_at_a_threshold_is_within_it():
-    assert relative(0.25, 0.0) == 0.25, "the difference itself"
+def test_the_thresholds_of_low_precision():
     twins = 2.0**-13
-    assert table(twins, single=1.0, ddp=1 + 10 * twins).equality[1] == "rounding"
-    assert table(single=1.0, ddp=1 + twins, tolerance=twins).equality[1] == "equal"
-    assert table(single=1.0, ddp=1.0, first={"ddp": PRECISIONS["float32"].first_tolerance}).equality[1] == "equal"
-    assert table(single=1.0, ddp=1.0, first={"ddp": None}).equality[1] == "equal", "resumed at its last step"
     ends = [table(twins, single=1.0, ddp=1 + factor * twins, dtype="bf16").equality[1] for factor in (3, 4)]
     assert ends == ["equal", "unequal"]
     ends = [table(twins, single=1.0, ddp=1.0, dtype="bf16").equality[1] for twins in (1e-2, 1.01e-2)]
@@ -288,20 +274,6 @@ def test_a_row_belongs_to_its_run(tmp_path):
     assert summary.collect([single, ddp], tmp_path, 0).status[1] == "not evaluated"
 
 
-def test_an_edited_report_is_no_figure_of_the_table(tmp_path):
-    run = tiny_run("mlp")
-    finished(tmp_path, run)
-    path = tmp_path / "single/mlp/test.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"loss": 1}))
-    rows = summary.collect([run], tmp_path, 0)
-    assert rows.status[0].startswith("damaged: ")
-    assert "seal" in rows.status[0]
-    assert rows.test_loss.isna().all()
-
-
-NO_TWINS = {"count": 0, "losses": ()}
-
-
 def test_twins_of_another_run_are_no_measure(tmp_path):
     single, ddp = tiny_run("mlp"), tiny_run("mlp", "ddp")
     finished(tmp_path, single, loss=0.2)
@@ -314,10 +286,9 @@ def test_twins_of_another_run_are_no_measure(tmp_path):
         return summary.collect([single, ddp], tmp_path, count).noise_floor[1]
 
     assert noise_floor() == pytest.approx(1e-3)
-    assert noise_floor(count=1, losses=((0.2002, 3.0),)) == pytest.approx(1e-3)
     assert noise_floor(losses=((0.2002, 3.0), (0.199, 3.0))) == pytest.approx(5e-3), "the farthest twin"
     assert noise_floor(losses=((0.2002, 2.97), (0.2, 3.0))) == pytest.approx(1e-2), "also in validation"
-    for changed in ({"scale": 6e-6}, {"initial_weights": "other"}, {"workload": "mnist"}, {"count": 6}, NO_TWINS):
+    for changed in ({"scale": 6e-6}, {"initial_weights": "other"}, {"workload": "mnist"}, {"count": 6}):
         assert pd.isna(noise_floor(**changed)), changed
     assert pd.isna(noise_floor(identity=run_identity.identity_of(single, "other")))
     path = tmp_path / "single/mlp/test.json"
@@ -357,11 +328,9 @@ def test_flipped_choices_of_experts_are_in_the_table_and_next_to_the_verdict(tmp
 @pytest.mark.parametrize(
     ("changed", "first", "reason"),
     [
-        ([{}, {"loss": 0.5}], 0.0, None),
         ([{"grad_norm": 0.0}, {"grad_norm": 0.0, "loss": 0.5}], 1.0, "its gradient norm is always 0"),
         ([{}, {}], 1.0, "its loss never changes"),
-        ([{}, {"grad_norm": 9.0, "loss": 0.5}], 0.0, None),
-        ([{"loss": 1.25}, {"loss": 0.5}], 0.25, None),
+        ([{"loss": 1.25}, {"grad_norm": 9.0, "loss": 0.5}], 0.25, None),
     ],
 )
 def test_first_steps_and_runs_that_learn_nothing(tmp_path, changed, first, reason):
