@@ -46,6 +46,12 @@ STRATEGIES = [
     ({"dp_shard": -1, "tp": 8, "min_ranks": 8}, {}, UserError, ["tp 8 does not divide heads 4", "tp can be 1, 2."]),
     ({"cpu_offload": True, "dp_replicate": -1}, {}, UserError, ["cpu_offload needs dp_shard or cp; add it, or remove"]),
     ({"engine": "deepspeed", "config": "config/deepspeed/zero9.json"}, {}, UserError, ["zero9.json", "zero1.json"]),
+    (
+        {"dp_shard": -1, "tp": 2},
+        {"nodes": 4, "ranks_per_node": 1},
+        UserError,
+        ["does not divide the 1 ranks of"],
+    ),
     ({"pp": 2, "n_microbatches": 1}, {}, UserError, ["1F1B needs at least 2 microbatches; n_microbatches is 1"]),
     ({"pp": -1}, {"ranks_per_node": 8}, Unsupported, ["can be split into 4 segments, and mine needs 8"]),
     ({"pp": 2, "tp": 2, "sequence_parallel": True}, {"ranks_per_node": 4}, Unsupported, ["across pipeline stages"]),
@@ -147,11 +153,6 @@ def test_tokens_that_the_model_does_not_have(config):
     (config / "workloads/own.yaml").write_text(own.replace("data: {seq", "data: {vocab_size: 1025, seq", 1))
     said = sentence(run_of, "own")
     assert "own.yaml: the data has vocab_size 1025, but the model 1024; write it once, under `shape:`" in said
-
-
-def test_names_that_do_not_fit_in_those_of_files(config):
-    (config / "workloads/my-own.yaml").write_text((config / "workloads/mlp.yaml").read_text())
-    assert "letters, digits, _; call it my_own" in sentence(run_of, "my-own")
 
 
 def test_a_workload_that_is_not_selected_stops_no_other(config):

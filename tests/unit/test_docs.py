@@ -59,13 +59,6 @@ def test_links_lead_somewhere(path):
         assert not test or f"def {test}(" in (ROOT / name).read_text(), f"{name}::{test}"
 
 
-def test_each_topic_of_the_sources_names_a_test():
-    text = (ROOT / "docs/evidence.md").read_text().partition("\n## Teaching sources\n")[2].partition("\n## ")[0]
-    rows = [" ".join(row.split()) for row in re.findall(r"^- .*(?:\n  .*)*", text, re.MULTILINE)]
-    assert len(rows) > 20
-    assert not [row for row in rows if not re.fullmatch(r"- .+: `[\w/.]+::\w+`", row)]
-
-
 def test_numbers_of_runs_in_running_text_are_those_of_the_configuration():
     every = [name for name in load.config({"strategies": ["all"]}).strategies if name != "single"]
     readme = " ".join((ROOT / "README.md").read_text().split())

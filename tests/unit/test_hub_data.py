@@ -2,10 +2,8 @@
 
 import io
 import json
-import os
 import re
 import shutil
-import sys
 import zipfile
 
 import datasets
@@ -121,20 +119,6 @@ def test_reading_needs_a_whole_download_and_no_network(hub, raw):
         reader.read(data_set(), raw)
 
 
-def test_files_are_downloaded_again_only_if_the_rows_that_are_there_are_damaged(hub, raw):
-    commit = hub.push(REPO, numbered(unsupervised=30))
-
-    def fetched(**settings):
-        hub.calls.clear()
-        samples(raw, revision=commit, **settings)
-        return len([path for method, path, _ in hub.calls if method == "GET" and path.endswith(".parquet")])
-
-    assert fetched() == 3  # of four splits
-    assert fetched(rows={"train": 5}) == 0
-    (raw / "test.parquet").write_bytes(b"damaged")
-    assert fetched() == 3
-
-
 def test_the_files_are_those_of_the_configuration_whatever_was_there_before(hub, raw):
     configs = [repository(name, {split: {"text": [f"{name} {split}"]} for split in SPLITS}) for name in ("de", "fr")]
     both = {path: content for each in configs for path, content in each.items()}
@@ -173,8 +157,6 @@ def test_a_models_folder_has_no_weights_of_another_revision(hub, raw, monkeypatc
         assert manifest["files"].keys() == expected | {"config.json"}
         there = {path.name for path in raw.iterdir() if not path.name.startswith(".")}
         assert there == expected | {"config.json", "download.json", "first_download.json"}
-    assert hub_download.download_model(model(two, pretrained=False), raw)["files"].keys() == {"config.json"}
-    assert (raw / min(shards)).exists(), "a run that needs them must not wait for them again"
     # As without a connection in the middle: the client is then content with what is there.
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, local_dir, **__: local_dir)
     with pytest.raises(UserError, match=r"config\.json of tester/some was not downloaded"):
@@ -297,26 +279,6 @@ def test_pictures_in_an_archive_are_read_from_it(hub, raw):
     assert [(image.getpixel((0, 0)), label) for image, label in found] == [(10, 4), (30, 2)]
 
 
-def test_several_files_of_metadata_are_read_in_the_order_of_their_names(hub, raw):
-    """datasets has them in a set, whose order differs from one process to the next."""
-    line = b'{"file_name": "a.png", "label": %d}\n'
-    parts = {f"{split}/{i}": i for split in SPLITS for i in range(4)}
-    lines = {f"{part}/metadata.jsonl": line % i for part, i in parts.items()}
-    hub.push(REPO, {f"{part}/a.png": picture(1) for part in parts} | lines)
-    assert [label for _, label in samples(raw, **PICTURES)["train"]] == [*range(4)]
-
-
-def test_a_group_of_rows_is_in_memory_at_once_not_the_split(hub, raw, monkeypatch):
-    monkeypatch.setattr(hub_download, "GROUP", 2**20)
-    content = io.BytesIO()
-    pq.write_table(pa.table({"text": [os.urandom(2**15) for _ in range(512)]}), content)
-    hub.push(REPO, numbered() | {"default/train-00000-of-00001.parquet": content.getvalue()})
-    hub_download.download(data_set(), raw)
-    before = pa.total_allocated_bytes()
-    most = max(pa.total_allocated_bytes() - before for _ in reader.read(data_set(), raw)["train"])
-    assert most < len(content.getvalue()) / 2
-
-
 # Errors
 
 
@@ -370,11 +332,3 @@ def test_without_a_network_data_and_models_are_one_sentence(hub, raw):
     assert "could not be downloaded" in said
     with pytest.raises(UserError, match="model tester/some at main could not be downloaded"):
         hub_download.download_model(model("main"), raw)
-
-
-def test_the_clients_caches_of_the_user_are_not_used(monkeypatch):
-    monkeypatch.delitem(sys.modules, "huggingface_hub")
-    for name in ("HF_HOME", "HF_TOKEN_PATH", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        monkeypatch.setenv(name, "/mine")
-    reader.libraries()
-    assert {name for name, value in os.environ.items() if value == "/mine"} == {"HF_TOKEN_PATH"}

@@ -9,7 +9,7 @@ from helpers.common import tiny_run
 from helpers.keys import CHANGES
 from shardlab.cli import plan as plan_program
 from shardlab.measure.memory import KINDS
-from shardlab.plan.simulate import _hold_buckets, _together, _zero, simulate
+from shardlab.plan.simulate import _zero, simulate
 from shardlab.records import plan
 from shardlab.report import plan_table
 from shardlab.settings import load, resolve
@@ -193,20 +193,6 @@ def test_what_lies_in_the_cpu_s_memory_is_no_device_s():
     assert of_gpu["largest"]["activations"] == of_host["largest"]["activations"] > 0
 
 
-def test_ranks_count_as_often_as_there_are_such_ranks():
-    """Traffic is the mean over all ranks."""
-    run = tiny_run("moe", "ep")
-
-    def rank(peak, **sent):
-        held = dict.fromkeys(KINDS, peak)
-        traffic = [{"axis": axis, "collective": "all_reduce", "bytes": size} for axis, size in sent.items()]
-        return {"tensor_bytes": {"peak": peak, "at_peak": held, "largest": held}, "traffic": traffic}
-
-    seen = _together(run, {0: 3, 4: 1}, [rank(9, tp=4.0), rank(10, tp=8.0, ep=4.0)])
-    assert {entry["axis"]: entry["bytes"] for entry in seen["traffic"]} == {"tp": 5.0, "ep": 1.0}
-    assert (seen["ranks"], plan.peak(seen)) == ([0, 4], 10)
-
-
 @pytest.mark.parametrize(
     ("name", "weights", "master", "gradients", "optimizer", "other", "sent"),
     [
@@ -228,11 +214,3 @@ def test_deepspeed_s_states_by_hand(monkeypatch, name, weights, master, gradient
     expected = dict.fromkeys(KINDS, 0) | expected | {"activations": 7, "other": other}
     assert found["tensor_bytes"] == [{"peak": sum(expected.values()), "at_peak": expected, "largest": expected}]
     assert [entry["bytes"] for entry in found["traffic"]] == [sent]
-
-
-def test_ddp_s_buckets_are_always_there():
-    run = tiny_run("mlp", "ddp")
-    for at_peak, peak in ((0, 100 + 40), (30, 100 + 10), (40, 100)):
-        figures = {"peak": 100, "at_peak": {"gradients": at_peak}, "largest": {"gradients": 35}}
-        _hold_buckets(figures, run, 40)
-        assert figures == {"peak": peak, "at_peak": {"gradients": 40}, "largest": {"gradients": 40}}

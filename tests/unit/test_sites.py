@@ -186,18 +186,3 @@ def test_preflight_names_the_keys_to_change_when_a_node_is_not_heard(monkeypatch
 def test_a_time_limit_that_leaves_no_time_to_train_is_said_before():
     with pytest.raises(UserError, match=r"a training has 2 minutes and is asked to stop 120 s before the end"):
         load.site(load.config({"site": "test", "site_settings": {"slurm": {"runtime": 2}}}))
-
-
-def test_an_image_that_each_job_unpacks_needs_space(monkeypatch, tmp_path):
-    """As Apptainer does without squashfuse; inside, its variable names the folder."""
-    image = tmp_path / "rootfs-123/root"
-    (image / "bin").mkdir(parents=True)
-    (image / "bin/sh").write_bytes(bytes(5 * 2**20))
-    monkeypatch.setenv("APPTAINER_CONTAINER", str(image))
-    ((said,), wrong) = preflight.unpacking(container.unpacked())
-    assert f"unpacks the image into {tmp_path} (5 MiB, " in said
-    assert wrong == []
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda place: SimpleNamespace(free=2**20))
-    assert "set APPTAINER_TMPDIR" in preflight.unpacking(container.unpacked())[1][0]
-    monkeypatch.setenv("APPTAINER_CONTAINER", "/p/containers/train.sif")
-    assert preflight.unpacking(container.unpacked()) == ([], [])

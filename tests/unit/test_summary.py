@@ -169,21 +169,6 @@ def test_the_threshold_of_the_first_steps(tmp_path, dtype, tolerance, loss):
     assert judge(summary.collect(runs, tmp_path, 1)).equality.tolist() == ["equal", "equal", "unequal", "unequal"]
 
 
-def test_rows_are_compared_with_their_single_in_any_order(tmp_path):
-    """Losses and first steps, of two workloads, listed before or after ``single``."""
-    runs = [tiny_run(workload, strategy) for workload in ("mlp", "mnist") for strategy in ("single", "ddp")]
-    values = {("single", "mlp"): 2.0, ("ddp", "mlp"): 1.0, ("single", "mnist"): 4.0, ("ddp", "mnist"): 5.0}
-    for run in runs:
-        loss = values[run.strategy, run.workload]
-        finished(tmp_path, run, loss=loss, steps=[STEP | {"loss": loss}])
-    expected = {("single", "mlp"): 0.0, ("ddp", "mlp"): 0.5, ("single", "mnist"): 0.0, ("ddp", "mnist"): 0.25}
-    for order in (runs, runs[::-1]):
-        found = judge(summary.collect(order, tmp_path, 0)).set_index(["strategy", "workload"])
-        assert found.rel_diff.to_dict() == expected
-        assert found.first_rel_diff.to_dict() == expected
-        assert [*found.index] == [(run.strategy, run.workload) for run in order]
-
-
 def test_weights_are_judged_by_the_twins_of_the_same_weight(tmp_path):
     """The table shows the one whose difference is the largest part of its tolerance, in any order of rows."""
     single, ddp = tiny_run("mlp"), tiny_run("mlp", "ddp")
@@ -221,16 +206,6 @@ def test_weights_are_judged_by_the_twins_of_the_same_weight(tmp_path):
         assert row(near, **{other: "other"}) == [None, None, None, "equal"]
     path.unlink()
     assert judge(summary.collect([single, ddp], tmp_path, 2)).weights_rel_diff.isna().all()
-
-
-def test_what_is_not_equal_is_marked_in_the_matrix():
-    config = load.config({"strategies": ["single", "ddp", "fsdp", "tp"], "workloads": ["mlp"]})
-    found = table(single=2.0, ddp=2.0, fsdp=2.5, tp=2.004, noise_floor=1e-3)
-    text = summary_markdown.markdown(found, config, {})
-    assert text.splitlines()[2] == f"**{verdict(found)[1]}**"
-    for name, cell in (("ddp", "0"), ("fsdp", "2e-01 unequal"), ("tp", "2e-03 rounding")):
-        line = next(line for line in text.splitlines() if line.startswith(f"| {name} "))
-        assert f" {cell} |" in " ".join(line.split())
 
 
 @pytest.mark.parametrize(("loss", "good"), [(2.0, True), (3.0, False), (None, False)])

@@ -1,7 +1,6 @@
 """Texts to tokens: what is written in them, and what the model takes."""
 
 import json
-import re
 from itertools import pairwise
 
 import numpy as np
@@ -113,15 +112,6 @@ def test_what_is_no_text(tmp_path, text, words):
         assert words in said
 
 
-def test_what_a_tokenizer_does_not_know_and_blank_texts_are_counted(tmp_path, theirs):
-    folder = theirs("t5", unigram(special=True))
-    manifest, _ = prepare(tmp_path, [("a b a", "a"), ("a", "c")], "summarization", tokenizer=folder)
-    assert manifest["counts"]["train"]["tokens that stand for what the tokenizer does not know"] == 2
-    manifest, arrays = prepare(tmp_path, [("ab",), ("",), (" \n",), ("c",)], sequence_length=1)
-    assert manifest["counts"]["train"]["blank texts"] == 2
-    assert (arrays["tokens"][:, 1] == 2).sum() == 4, "each is an end"
-
-
 def test_options_that_the_samples_do_not_fit(tmp_path):
     assert "set it to at least that number" in refusal(tmp_path, [("abc",)], vocab_size=100)
     assert "prompt has no {instruction}" in refusal(tmp_path, [("a", "b")], "instruction_tuning", prompt="Q")
@@ -153,9 +143,6 @@ def test_keys_that_the_workload_changes_are_those_of_the_model(tmp_path, theirs)
     _, arrays = prepare(tmp_path, [("azz" * 99,)], tokenizer=folder, model=changes, sequence_length=65, vocab_size=None)
     assert arrays["tokens"].max() == 300
     assert prepare(tmp_path, [("a",)] * 9, tokenizer=folder, model=changes)[0]["special_tokens"]["end"] == 7
-    folder = theirs("gpt2", eos_token_id=7, text_config={"vocab_size": 6, "eos_token_id": None})
-    said = refusal(tmp_path, [("a",)] * 9, tokenizer=folder, vocab_size=None)
-    assert re.search("the end token has the id 7, but .* has vocab_size 6", said)
 
 
 @pytest.mark.parametrize(
