@@ -73,18 +73,6 @@ def test_what_is_transparent_shows_the_background():
     assert counts["transparent pictures put on #204060"] == 1
 
 
-def test_transparency_of_gray_and_of_palettes():
-    drawing = np.where(INK[..., 3] == 255, 0, 255)  # black ink on white
-    gray = np.stack([np.zeros((8, 8), np.uint8), (255 - drawing).astype(np.uint8)], -1)
-    palette = Image.fromarray((drawing // 255).astype(np.uint8), "P")
-    palette.putpalette([0, 0, 0, 0, 0, 0])
-    palette.info["transparency"] = 1
-    for picture in (Image.fromarray(gray, "LA"), stored(palette, "PNG")):
-        image, counts = pictured(picture, 1)
-        assert (image[0] == drawing).all(), picture
-        assert counts["transparent pictures put on white"] == 1
-
-
 def test_other_modes_are_as_pillow_converts_them():
     for mode in ("RGB", "CMYK", "P", "L"):
         picture = Image.fromarray(INK[..., :3]).convert(mode)

@@ -3,13 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from helpers.common import tiny_run
 from helpers.keys import CHANGES
 from shardlab.cli import plan as plan_program
 from shardlab.measure.memory import KINDS
-from shardlab.plan.simulate import _zero, simulate
+from shardlab.plan.simulate import simulate
 from shardlab.records import plan
 from shardlab.report import plan_table
 from shardlab.settings import load, resolve
@@ -191,26 +190,3 @@ def test_what_lies_in_the_cpu_s_memory_is_no_device_s():
     assert of_host["largest"]["weights"] > 0
     assert [of_gpu["largest"][kind] for kind in ("weights", "gradients", "optimizer")] == [0, 0, 0]
     assert of_gpu["largest"]["activations"] == of_host["largest"]["activations"] > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "weights", "master", "gradients", "optimizer", "other", "sent"),
-    [
-        ("zero1", 1720, 660, 1320, 1320, 100 + 88, 3 * 0.5 * 1320),
-        ("zero2", 1720, 660, 660, 1320, 100 + 88 + 1.5 * 1200, 3 * 0.5 * 1320),
-        ("zero3", 860, 0, 660, 1320, 100 + 88 + 2.5 * 1200, 2 * 0.5 * (1720 + 1320)),
-    ],
-)
-def test_deepspeed_s_states_by_hand(monkeypatch, name, weights, master, gradients, optimizer, other, sent):
-    """100 frozen and 330 trained values, of which 300 are one parameter, on two ranks; a bucket of 22 values."""
-    model = torch.nn.Sequential(torch.nn.Linear(10, 10, bias=False).requires_grad_(False), torch.nn.Linear(10, 30))
-    monkeypatch.setattr("shardlab.models.build", lambda *_: model)
-    run = tiny_run("llama2", name, gradient_accumulation_steps=2)
-    whole = {"weights": 1720, "gradients": 1320, "optimizer": 2640, "activations": 7, "other": 100}
-    held = dict.fromkeys(KINDS, 0) | whole
-    plain = {"tensor_bytes": [{"peak": sum(held.values()), "at_peak": held, "largest": held}], "parameters": 330}
-    found = _zero(run, plain)
-    expected = {"weights": weights, "master_weights": master, "gradients": gradients, "optimizer": optimizer}
-    expected = dict.fromkeys(KINDS, 0) | expected | {"activations": 7, "other": other}
-    assert found["tensor_bytes"] == [{"peak": sum(expected.values()), "at_peak": expected, "largest": expected}]
-    assert [entry["bytes"] for entry in found["traffic"]] == [sent]

@@ -1,6 +1,5 @@
 """The report's page and charts, from synthetic files."""
 
-import json
 import re
 from dataclasses import replace
 from functools import cache
@@ -78,21 +77,6 @@ def test_a_strategy_is_drawn_beside_one_device_and_its_plan(tmp_path):
     assert weights.bytes.tolist() == [4, 2**20, 2**20]
     assert weights.planned.tolist()[1:] == [2**20, 2**19]
     assert drawn["schedule.pp"][0][["place", "piece", "end"]].to_numpy().tolist() == [["0", 3, 1]]
-
-
-def test_the_load_of_experts_is_relative_to_its_layer_and_dropped_tokens_are_added_up(tmp_path):
-    runs = [tiny_run("moe"), tiny_run("moe", "ddp")]
-    loads = [[[0, 20]] * 7, [[10, 10]] * 6 + [[20, 0]]]
-    for run, dropped in zip(runs, (0, 3), strict=True):
-        steps = [
-            STEP | {"step": step, "expert_load": load, "dropped_tokens": dropped} for step, load in enumerate(loads)
-        ]
-        finished(tmp_path, run, steps=steps)
-    drawn = charts.draw(run_data.collect(judge(summary.collect(runs, tmp_path, 0)), tmp_path), ["moe"])
-    table, specification = drawn["expert_load.moe"]
-    assert "ddp (6 dropped)" in json.dumps(specification)
-    rows = table.query("strategy == 'ddp' and layer in ('layer 0', 'layer 6')").drop(columns=["strategy", "layer"])
-    assert rows.to_numpy().tolist() == [[0, 10, 0.5, 6], [1, 30, 1.5, 6], [0, 20, 1, 6], [1, 20, 1, 6]]
 
 
 def test_the_page_has_all_in_it_and_takes_no_text_for_html(found, drawn):
