@@ -137,14 +137,6 @@ class SplitFile:
         self.samples += samples(part)
 
     def _check(self, part: Arrays) -> None:
-        for name, array in part.items():
-            if array.dtype.newbyteorder("<").str not in NAMES:
-                raise UserError(f"{self.source} gave {name} as {array.dtype}, which safetensors cannot hold.")
-            offsets = part.get(f"{name}{OFFSETS}")
-            if offsets is not None and (offsets[0], offsets[-1]) != (0, len(array)):
-                raise UserError(
-                    f"{self.source} gave {name}{OFFSETS} from {offsets[0]} to {offsets[-1]}, not 0 to {len(array)}."
-                )
         now = {name: f"{array.dtype.newbyteorder('<')} {array.shape[1:]}" for name, array in part.items()}
         before = {name: f"{column.kind} {column.shape}" for name, column in self._columns.items()}
         if before and now != before:

@@ -32,12 +32,10 @@ def read_yaml(path: Path) -> Any:
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{name} is missing; restore it from a fresh clone, or name an existing file.") from None
-    except (IsADirectoryError, UnicodeDecodeError):
+    except UnicodeDecodeError:
         raise UserError(f"{name} is not UTF-8 text; save it as UTF-8.") from None
     except OSError as error:
-        raise UserError(f"{name} cannot be read ({error.strerror}); make it readable, or remove it.") from None
+        raise UserError(f"{name} cannot be read ({error.strerror}); name a file that can be.") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}; fix it there.") from None
     if not isinstance(content, dict):
