@@ -88,7 +88,7 @@ def test_what_is_no_picture():
     file = io.BytesIO()
     Image.fromarray(INK[..., :3]).resize((64, 64)).save(file, "PNG")
     cut = Image.open(io.BytesIO(file.getvalue()[:-900]))
-    wrong = {"the image is missing": None, "the image is uint8 (8, 8, 3)": np.zeros((8, 8, 3), np.uint8)}
+    wrong = {"the image is of type NoneType": None, "the image is uint8 (8, 8, 3)": np.zeros((8, 8, 3), np.uint8)}
     for words, image in (wrong | {"the picture cannot be decoded (": cut}).items():
         assert words in refusal([(np.zeros((3, 8, 8), np.uint8), 0), (image, 0)], channels=3, image_size=8, classes=2)
 

@@ -39,10 +39,10 @@ def read(data: DataSet, raw: Path) -> dict[str, Samples]:
                 f"a {type(splits if samples is None else samples).__name__}."
             )
         if next(iter(Located(data, name, samples)), None) is None:
-            more = f"return more samples in scripts/shardlab/data/{data.reader}.py, or request more rows"
-            if data.hub:
-                more = "name a split of the repository with rows under `hub.splits`, or hold rows of train out"
-            raise UserError(f"data set {data.name}: the split {name} is empty; {more}.")
+            raise UserError(
+                f"data set {data.name}: the split {name} is empty; request more rows, or other ones (`hub.splits`, or "
+                f"scripts/shardlab/data/{data.reader}.py)."
+            )
     return splits
 
 
