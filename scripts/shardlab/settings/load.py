@@ -123,8 +123,6 @@ def _check_name(kind: str, name: str, where: str) -> None:
 
 def config(values: dict[str, Any]) -> Config:
     """Validate the merged configuration, and check that every name in it exists."""
-    if not isinstance(values, dict):
-        raise UserError("config: the configuration is not keys and values; write key: value.")
     config = check(Config, _with_nulls(values), "config")
     check(Recipe, config.recipe, "config: recipe")
     if config.strategies == ["all"]:
