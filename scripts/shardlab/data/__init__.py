@@ -31,7 +31,7 @@ def read(data: DataSet, raw: Path) -> dict[str, Samples]:
     splits: dict[str, Samples] = import_module(f"shardlab.data.{data.reader}").read(data, raw)
     for name in SPLITS:
         samples = splits.get(name, []) if isinstance(splits, dict) else None
-        if not _can_be_read_again(samples):
+        if not isinstance(samples, Iterable) or isinstance(samples, Iterator | str | bytes | dict):
             raise UserError(
                 f"data set {data.name}: read(data, raw) in scripts/shardlab/data/{data.reader}.py must return "
                 f"{{split: samples}} with the splits {', '.join(SPLITS)}, where samples are a list of tuples or can be "
@@ -44,10 +44,6 @@ def read(data: DataSet, raw: Path) -> dict[str, Samples]:
                 f"scripts/shardlab/data/{data.reader}.py)."
             )
     return splits
-
-
-def _can_be_read_again(value: object) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, Iterator | str | bytes | dict)
 
 
 def split(samples: list[T], seed: int, test: float = 0.1) -> dict[str, list[T]]:

@@ -71,7 +71,10 @@ def _word(text: str) -> str | Config:
     if re.match(r"\w+=", text):
         return text
     if text.startswith("{"):
-        return config(_from_json(text))
+        try:
+            return config(json.loads(text))
+        except ValueError as error:
+            raise UserError(f"--config is not JSON ({error}); quote it for the shell, or name a YAML file.") from None
     if not Path(text).exists():
         raise UserError(f"--config: there is no file {text}; write KEY=VALUE, or name an existing YAML file.")
     return config(read_yaml(Path(text)))
@@ -99,13 +102,6 @@ def called_with(changes: list[str]) -> dict[str, Any]:
         if not re.match(r"[a-zA-Z_]\w*=", word):
             raise UserError(f"--config takes words KEY=VALUE, and {word} is none; write -- before what follows them.")
     return merged(read_yaml(CONFIG / "config.yaml"), parse_config(changes))
-
-
-def _from_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UserError(f"--config is not JSON ({error}); quote it for the shell, or name a YAML file.") from None
 
 
 @cache
