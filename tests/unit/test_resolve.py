@@ -68,21 +68,6 @@ def test_deepspeed_json_may_not_say_what_the_recipe_says(strategy, tmp_path, mon
         resolved("mine")
 
 
-@pytest.mark.parametrize(
-    ("strategy", "workload", "recipe", "sentence"),
-    [
-        ("ddp", "mlp", {"global_batch_size": 1}, "global_batch_size 1 has fewer samples than the 2 data-parallel"),
-        ("ddp", "mlp", {"global_batch_size": 9, "gradient_accumulation_steps": 6}, "samples, .* set it to 5 or less"),
-        ("single", "mlp", {"label_smoothing": 0.1}, "task regression of workload mlp has no classes"),
-        ("zero1", "llama2", {"dtype": "bfloat16"}, "zero1 cannot train in bfloat16: DeepSpeed keeps its optimizer in "),
-        ("fsdp", "llama2", {"dtype": "bfloat16", "ema_decay": 0.9}, "ema_decay: in dtype bfloat16 rounding leaves"),
-    ],
-)
-def test_a_recipe_that_a_run_cannot_have(strategy, workload, recipe, sentence):
-    with pytest.raises(UserError, match=sentence):
-        resolved(strategy, workload, recipe=recipe)
-
-
 def test_workloads_may_not_share_a_data_set_with_different_options(monkeypatch):
     good = load.workload
     vit = good("vit")

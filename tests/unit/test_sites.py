@@ -53,21 +53,6 @@ def test_the_image_is_switched_by_one_key():
     assert resolve.run(loaded(site="test", container=False)[0], "ddp", "mlp").site.container is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"slurm": {"acount": "x"}}, ["site_settings", "slurm.acount", "did you mean `account`?"]),
-        ({"container": {"exec_template": ["{images}"]}}, ["unknown placeholder images", "binds, image, mount"]),
-        ({"container": {"srun_options": ["-i{image}"]}}, ["srun_options need an image", "set image"]),
-        ({"slurm": {"queue": ["big"]}}, ["queue: big is not one of queues (known: none; define it there)"]),
-    ],
-)
-def test_a_wrong_key_of_a_site_is_one_sentence(settings, words):
-    with pytest.raises(UserError) as error:
-        loaded(site="test", site_settings=settings)
-    assert all(word in str(error.value) for word in words), error.value
-
-
 QUEUES = {
     "small": {"partition": "small", "nodes_max": 1, "gpus_per_node_max": 2},
     "whole": {"partition": "whole", "flags": ["--exclusive"], "gpus_max": 8},
@@ -181,8 +166,3 @@ def test_preflight_names_the_keys_to_change_when_a_node_is_not_heard(monkeypatch
     seen = " ".join(preflight.nodes(run)["problems"])
     assert "1 of 2 nodes did not reach localhost:0 within 0.2 s" in seen
     assert "set srun.suffix or srun.interface" in seen
-
-
-def test_a_time_limit_that_leaves_no_time_to_train_is_said_before():
-    with pytest.raises(UserError, match=r"a training has 2 minutes and is asked to stop 120 s before the end"):
-        load.site(load.config({"site": "test", "site_settings": {"slurm": {"runtime": 2}}}))
