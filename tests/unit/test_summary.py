@@ -16,43 +16,23 @@ from shardlab.settings import load, model_rules, run_identity
 from shardlab.settings.precisions import PRECISIONS
 
 
-def table(
-    noise_floor=None,
-    validation=None,
-    first=None,
-    dtype="float32",
-    idle=(),
-    weights=None,
-    choices=None,
-    averages=None,
-    **losses,
-):
-    """One row per strategy on mlp; a loss of None: not finished. ``validation``: losses there, 1.0 if not named;
-    ``first``: differences of the first steps; ``dtype``: precision of all rows; ``idle``: learned nothing;
-    ``weights``: difference of the farthest weight, and its tolerance; ``choices``: number of expert choices;
-    ``averages``: test losses of averaged weights.
-    """
-    rows = [
-        {
-            "strategy": name,
-            "workload": "mlp",
-            "status": "missing" if loss is None else "done",
-            "test_loss": loss,
-            "validation_loss": None if loss is None else (validation or {}).get(name, 1.0),
-            "ema_test_loss": (averages or {}).get(name),
-            "noise_floor": None if name == "single" else noise_floor,
-            "first_rel_diff": (first or {}).get(name, 0.0),
-            "first_tolerance": PRECISIONS[dtype].first_tolerance,
-            "tolerance": PRECISIONS[dtype].tolerance,
-            "learned_nothing": "its loss never changes" if name in idle else None,
-            **dict(zip(("weights_rel_diff", "weights_tolerance"), (weights or {}).get(name, ()), strict=False)),
-            "expert_choices": choices,
-            "expert_flips": choices and 0,
-            "weights_parameter": "head.bias" if name in (weights or {}) else None,
-        }
-        for name, loss in losses.items()
-    ]
-    return judge(summary.compared(pd.DataFrame(rows, columns=summary.COLUMNS).convert_dtypes()))
+def table(noise_floor=None, dtype="float32", **rows):
+    """One row per strategy on mlp: its test loss (None: not finished), or columns that differ from an equal run's."""
+    equal = {"workload": "mlp", "status": "done", "test_loss": 2.0, "validation_loss": 1.0, "first_rel_diff": 0.0}
+    equal |= {"tolerance": PRECISIONS[dtype].tolerance, "first_tolerance": PRECISIONS[dtype].first_tolerance}
+    made = []
+    for name, row in rows.items():
+        row = row if isinstance(row, dict) else {"test_loss": row, "status": "missing" if row is None else "done"}
+        made.append(equal | {"strategy": name, "noise_floor": None if name == "single" else noise_floor} | row)
+    return judge(summary.compared(pd.DataFrame(made, columns=summary.COLUMNS).convert_dtypes()))
+
+
+def weights(difference, tolerance=None):
+    """Columns of the farthest weight."""
+    return {"weights_parameter": "head.bias", "weights_rel_diff": difference, "weights_tolerance": tolerance}
+
+
+CHOSEN = {"expert_choices": 9, "expert_flips": 0}
 
 
 def test_what_is_not_equal_has_a_page_of_its_diagnosis():
@@ -78,27 +58,30 @@ def test_what_makes_a_model_unequal_is_said_where_runs_are(tmp_path):
 
 UNEQUAL = [
     ({"ddp": 2.1}, "5.0e-02"),
-    ({"ddp": 2.0, "validation": {"ddp": 1.1}}, "validation 1.0e-01"),
-    ({"ddp": 2.0, "averages": {"single": 4.0, "ddp": 4.4}}, "average 1.0e-01"),
+    ({"ddp": {"validation_loss": 1.1}}, "validation 1.0e-01"),
+    ({"single": {"ema_test_loss": 4.0}, "ddp": {"ema_test_loss": 4.4}}, "average 1.0e-01"),
     # The end is equal, the beginning is not; equal weights do not excuse it.
-    (
-        {"ddp": 2.0, "first": {"ddp": 0.5}, "weights": {"ddp": (0.0, 1e-3)}},
-        "first 4 losses or first gradient norm off by 5.0e-01",
-    ),
+    ({"ddp": {"first_rel_diff": 0.5} | weights(0.0, 1e-3)}, "first 4 losses or first gradient norm off by 5.0e-01"),
     # Weights have a tolerance of their own; that of those that have to be equal is 0, in any precision.
-    ({"ddp": 2.0, "weights": {"ddp": (1.01e-3, 1e-3)}}, "head.bias 1.0e-03, tolerance 1.0e-03"),
-    ({"ddp": 2.5, "first": {"ddp": 0.5}, "weights": {"ddp": (1e-12, 0.0)}}, "head.bias 1.0e-12, tolerance 0.0e+00"),
+    ({"ddp": weights(1.01e-3, 1e-3)}, "head.bias 1.0e-03, tolerance 1.0e-03"),
+    (
+        {"ddp": {"test_loss": 2.5, "first_rel_diff": 0.5} | weights(1e-12, 0.0)},
+        "head.bias 1.0e-12, tolerance 0.0e+00",
+    ),
     # The twins' losses are apart, and the weights still tell; the losses come first.
-    ({"ddp": 2.004, "noise_floor": 1e-3, "weights": {"ddp": (1e-2, 1e-3)}}, "2.0e-03, twins 1.0e-03"),
+    ({"noise_floor": 1e-3, "ddp": {"test_loss": 2.004} | weights(1e-2, 1e-3)}, "2.0e-03, twins 1.0e-03"),
     # One token that another expert gets moves the weights by any amount, but not those that have to be equal.
-    ({"ddp": 2.0, "choices": 9, "weights": {"ddp": (1e-2, 0.0)}}, "head.bias 1.0e-02, tolerance 0.0e+00"),
-    ({"ddp": 2.5, "choices": 9, "weights": {"ddp": (1e-2, 1e-3)}}, "2.5e-01, 0 of 9 expert choices flipped"),
+    ({"ddp": CHOSEN | weights(1e-2, 0.0)}, "head.bias 1.0e-02, tolerance 0.0e+00"),
+    ({"ddp": CHOSEN | {"test_loss": 2.5} | weights(1e-2, 1e-3)}, "2.5e-01, 0 of 9 expert choices flipped"),
 ]
 
 
 @pytest.mark.parametrize(("values", "reason"), UNEQUAL)
 def test_what_is_not_equal_is_named_with_its_difference(values, reason):
-    assert verdict(table(single=2.0, **values)) == (False, f"Of 2 runs, 1 not equal to single: ddp x mlp ({reason}).")
+    assert verdict(table(**{"single": 2.0} | values)) == (
+        False,
+        f"Of 2 runs, 1 not equal to single: ddp x mlp ({reason}).",
+    )
 
 
 ROUNDING = "Of 2 runs, 1 equal to single; 1 not distinguishable from rounding (--config dtype=float64 settles it): ddp "
@@ -108,17 +91,13 @@ SENTENCES = [
     ({"single": None, "ddp": 2.0}, False, "Of 2 runs, 1 without a finished single to compare with: ddp x mlp; 1 not "),
     # The twins move by 1e-3, so 2e-3 may be rounding, and float64 tells.
     ({"single": 2.0, "ddp": 2.004, "noise_floor": 1e-3}, True, f"{ROUNDING}x mlp (2.0e-03, twins 1.0e-03)."),
-    (
-        {"single": 2.0, "ddp": 2.0, "choices": 9, "weights": {"ddp": (1e-2, 1e-3)}},
-        True,
-        f"{ROUNDING}x mlp (head.bias 1.0e-02, tolerance 1.0e-03).",
-    ),
+    ({"single": 2.0, "ddp": CHOSEN | weights(1e-2, 1e-3)}, True, f"{ROUNDING}x mlp (head.bias 1.0e-02, tolerance 1.0e"),
     # Low precision has no tolerance but twins.
     ({"single": 2.0, "ddp": 2.02, "dtype": "bf16"}, True, "1 reported, as only twins tell what is rounding in low "),
-    ({"single": 2.0, "idle": ("single",)}, False, "1 suspicious: single x mlp (its loss never changes)."),
+    ({"single": {"learned_nothing": "it never changes"}}, False, "1 suspicious: single x mlp (it never changes)."),
     # What was compared: without twins nothing says what is rounding in weights, and the sentence does not claim it.
-    ({"single": 2.0, "ddp": 2.0, "weights": {"ddp": (1.0,)}}, True, "first steps, validation loss and test loss."),
-    ({"single": 2.0, "ddp": 2.0, "fsdp": 2.0, "weights": {"ddp": (1e-6, 1e-3)}}, True, "loss and weights (1 of 2)."),
+    ({"single": 2.0, "ddp": weights(1.0)}, True, "first steps, validation loss and test loss."),
+    ({"single": 2.0, "ddp": weights(1e-6, 1e-3), "fsdp": 2.0}, True, "loss and weights (1 of 2)."),
 ]
 
 
@@ -130,15 +109,13 @@ def test_the_verdict_is_one_sentence(values, good, words):
 
 
 @pytest.mark.parametrize(("sign", "single"), [(1, 0.3), (-1, -20.0)])
-@pytest.mark.parametrize("loss", ["test", "validation"])
+@pytest.mark.parametrize("loss", ["test_loss", "validation_loss"])
 def test_the_thresholds_of_final_losses(loss, sign, single):
     """A difference of the tolerance is equal, a larger one is not, better or worse; likewise for 10 times the twins."""
 
     def equality(difference, noise_floor=None):
         other = single * (1 + sign * difference)
-        losses = {"single": single, "ddp": other if loss == "test" else single}
-        found = table(noise_floor, {"single": single, "ddp": other if loss == "validation" else single}, **losses)
-        return found.equality[1]
+        return table(noise_floor, single={loss: single}, ddp={loss: other}).equality[1]
 
     assert [equality(0.99e-4), equality(1.01e-4)] == ["equal", "unequal"]
     assert [equality(8.9e-4, 9e-5), equality(9.1e-4, 9e-5)] == ["equal", "unequal"]
