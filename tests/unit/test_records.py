@@ -3,10 +3,9 @@
 import pytest
 
 from helpers.common import tiny_run
-from helpers.reports import BYTES, STEP
+from helpers.reports import STEP, measured
 from shardlab.records.reports import Attempt
 from shardlab.records.train_report import train_report
-from shardlab.settings import run_identity
 from shardlab.settings.pipeline_schedules import SCHEDULES
 from shardlab.settings.types import WARMUP_STEPS
 
@@ -19,19 +18,8 @@ def report(run, attempts=(), started=0, seconds=SECONDS, **more):
     validations = [
         {"kind": "validation", "step": step, "loss": loss} for step, loss in ((0, 2.0), (len(steps) - 1, 3.0))
     ]
-    measured = {
-        "identity": run_identity.identity_of(run, "d"),
-        **dict.fromkeys(("initial_weights", "weights", "flops_formula"), "x"),
-        **{key: ["here"] for key in ("hosts", "devices")},
-        **{key: [1] for key in ("samples_per_rank", "targets_per_rank", "peak_memory_bytes")},
-        **dict.fromkeys(("parameters", "checkpoints"), 1),
-        "wall_seconds": 100.0,
-        "tensor_bytes": [{"peak": 9, "at_peak": BYTES, "largest": BYTES}],
-        "peak_memory_kind": "process RSS",
-        "flops_per_step": 2 * 10**12,
-        "device_peak_flops": 10**12,
-        "traffic": [{"axis": "pp", "collective": name, "bytes": size} for name, size in (("send", 2.0), ("sum", 3.0))],
-    }
+    traffic = [{"axis": "pp", "collective": name, "bytes": size} for name, size in (("send", 2.0), ("sum", 3.0))]
+    more = {"wall_seconds": 100.0, "flops_per_step": 2 * 10**12, "device_peak_flops": 10**12, "traffic": traffic} | more
     records = [
         {"kind": "attempt", "step": 0, "time": "before"},
         *steps[:1],
@@ -40,7 +28,7 @@ def report(run, attempts=(), started=0, seconds=SECONDS, **more):
         *steps[1:],
         validations[1],
     ]
-    return train_report(run, records, measured | more, attempts)
+    return train_report(run, records, measured(run, **more), attempts)
 
 
 def attempt(number, **values):

@@ -100,20 +100,10 @@ def test_the_page_links_the_diagnosis_of_a_run_that_is_not_equal(found, tmp_path
 
 def rows(**speeds):
     """One row per strategy: samples/s and MiB, on 4 ranks but for `single`."""
-    values = [
-        {
-            "strategy": name,
-            "status": "done",
-            "equality": "equal",
-            "world_size": 1 if name == "single" else 4,
-            "samples_per_second": speed,
-            "step_seconds_q1": 0.9 / speed,
-            "step_seconds_q3": 1.1 / speed,
-            "tensor_bytes": size * 2**20,
-        }
-        for name, (speed, size) in speeds.items()
-    ]
-    return pd.DataFrame(values)
+    found = [(name, 1 if name == "single" else 4, speed, size * 2**20) for name, (speed, size) in speeds.items()]
+    table = pd.DataFrame(found, columns=["strategy", "world_size", "samples_per_second", "tensor_bytes"])
+    quartiles = {"step_seconds_q1": 0.9 / table.samples_per_second, "step_seconds_q3": 1.1 / table.samples_per_second}
+    return table.assign(status="done", equality="equal", **quartiles)
 
 
 @pytest.mark.parametrize(
