@@ -1,4 +1,4 @@
-"""Sites: the sbatch and srun lines of each, compared with an approved text."""
+"""Sites: sbatch and srun lines, compared with an approved text; queues, images, what is said before a job."""
 
 import os
 import sys
@@ -26,9 +26,9 @@ def loaded(**values):
     return config, load.site(config)
 
 
-def lines(name):
-    """What the jobs of each stage request and start, on one GPU, and on a node or two; names instead of paths."""
-    config, site = loaded(site=name)
+def lines():
+    """What the jobs of each stage request and start, on one GPU, and on two nodes; names instead of paths."""
+    config, site = loaded(site="test")
     project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
     of_lines = mock.patch.object(slurm_lines, "COMMAND", Path("PROJECT/scripts/shardlab"))
     command = mock.patch.object(commands, "COMMAND", Path("PROJECT/scripts/shardlab"))
@@ -39,8 +39,8 @@ def lines(name):
 def test_sbatch_and_srun_lines_are_the_approved_ones():
     """After an intended change: APPROVE=1 .venv/bin/python -m pytest tests/unit/test_sites.py, and read the diff."""
     if "APPROVE" in os.environ:
-        APPROVED.write_text(lines("test"))
-    assert lines("test") == APPROVED.read_text()
+        APPROVED.write_text(lines())
+    assert lines() == APPROVED.read_text()
 
 
 def test_settings_of_the_configuration_go_over_the_file_key_by_key():
