@@ -235,6 +235,13 @@ def test_a_field_of_a_column_is_named_by_its_path(hub, raw):
     assert "no column 'translation.fr'; did you mean translation.en?" in refusal(raw, columns=["translation.fr"])
 
 
+def test_a_field_that_not_every_line_has_is_missing_there(hub, raw):
+    lines = [{"pair": {"en": "a", "of": 1}}, {"pair": None}, {"pair": {"de": "b"}}]
+    text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    hub.push(REPO, {f"{split}.jsonl": text for split in SPLITS})
+    assert samples(raw, columns=["pair.en", "pair.de"])["train"] == [("a", None), (None, None), (None, "b")]
+
+
 def test_classes_that_have_other_names_in_another_file_are_refused(hub, raw):
     content = {}
     for split in SPLITS:

@@ -27,3 +27,12 @@ def test_a_twin_s_weights_are_one_rounding_apart(tmp_path, monkeypatch):
     assert abs(float(apart.mean())) < 2**-24 / 20
     assert all(first[name].equal(again[name]) for name in before)
     assert not all(first[name].equal(second[name]) for name in before)
+
+
+def test_a_twin_in_low_precision_is_one_rounding_of_that_apart(tmp_path):
+    run = tiny_run("llama2", precision="bf16")
+    save_initial(run, tmp_path / "initial")
+    perturbed.move(run, tmp_path / "initial", 0, tmp_path / "moved")
+    before, moved = load_file(tmp_path / "initial"), load_file(tmp_path / "moved")
+    apart = torch.cat([(moved[name] / value - 1)[value != 0].flatten() for name, value in before.items()])
+    assert float(apart.std()) == pytest.approx(2**-8, rel=0.05)
