@@ -69,8 +69,7 @@ def _composited(picture: Image.Image, background: str, counts: Counter[str]) -> 
 
     if not picture.has_transparency_data:
         return picture
-    whole = picture.convert("LA") if picture.mode == "La" else picture
-    layer = whole.convert("RGBA")
+    layer = picture.convert("RGBA")
     if layer.getchannel("A").getextrema() == (255, 255):  # opaque
         return layer
     counts[f"transparent pictures put on {background}"] += 1
