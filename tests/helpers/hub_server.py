@@ -20,21 +20,14 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def do_HEAD(self):
-        self.route()
-
-    def do_GET(self):
-        self.route()
-
     def do_POST(self):
         length = int(self.headers.get("Content-Length", 0))
         self.body = self.rfile.read(length)
-        self.route()
+        self.do_GET()
 
-    def route(self):
+    def do_GET(self):
         path = unquote(urlsplit(self.path).path)
         self.hub.calls.append((self.command, path, self.headers.get("Range")))
-        self.hub.logins.append(self.headers.get("Authorization"))
         for pattern, answer in (
             (r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/revision/(.+))?", self.info),
             (r"/api/(?:datasets|models)/([^/]+/[^/]+)/tree/([^/]+)/?(.*)", self.tree),
@@ -46,10 +39,11 @@ class Handler(BaseHTTPRequestHandler):
                 name, revision, *rest = match.groups()
                 if self.hub.gated.get(name) not in (None, self.headers.get("Authorization")):
                     return self.refused(401, "GatedRepo")
-                if revision in self.hub.unknown:
-                    return self.refused(404, "RevisionNotFound")
                 return answer(*self.hub.at(name, revision), name, *rest)
         return self.refused(404, "RepoNotFound")
+
+    def do_HEAD(self):
+        self.do_GET()
 
     def info(self, commit, files, name):
         self.json(
@@ -57,10 +51,6 @@ class Handler(BaseHTTPRequestHandler):
                 "id": name,
                 "sha": commit,
                 "siblings": [{"rfilename": path} for path in files],
-                "private": False,
-                "gated": False,
-                "tags": [],
-                "lastModified": "2026-01-01T00:00:00.000Z",
             }
         )
 
@@ -139,7 +129,7 @@ def digest(path, data):
 class Hub:
     """Repositories (name: {path: bytes}) served at ``url`` until ``close``; until then ``calls`` grows.
 
-    A revision that is neither a commit of ``push`` nor ``unknown`` is the newest commit.
+    A revision that is no commit of ``push`` is the newest commit.
     """
 
     def __init__(self, repositories):
@@ -147,14 +137,10 @@ class Hub:
         self.commits = {}
         """(name, commit): its files; the newest ones are in ``repositories``."""
         self.newest = {}
-        self.unknown = set()
-        """Revisions that no repository has."""
         self.gated = {}
         """Name: the Authorization header without which its files are refused."""
         self.calls = []
         """(method, path, Range header) of each request."""
-        self.logins = []
-        """Authorization header of each request."""
         self.stalled = set()
         """Paths whose next GET stands still, once, until the hub is closed."""
         self.closed = threading.Event()

@@ -30,6 +30,29 @@ def with_twins(results, run, twins, **changed):
     NoiseFloorReport(**made | changed, twins=twins).write(results / f"noise_floor/{run.workload}.json")
 
 
+def measured(run, data="d", **more):
+    """What a training measures for its train.json; ``more``: other keys."""
+    return {
+        "identity": run_identity.identity_of(run, data),
+        "initial_weights": "i",
+        "weights": "w",
+        "hosts": ["here"],
+        "devices": ["cpu"],
+        "parameters": 1,
+        "samples_per_rank": [5],
+        "targets_per_rank": [10],
+        "wall_seconds": 1.0,
+        "tensor_bytes": [{"peak": 9, "at_peak": BYTES, "largest": BYTES}] * run.world_size,
+        "peak_memory_bytes": [1],
+        "peak_memory_kind": "process RSS",
+        "flops_per_step": 60,
+        "flops_formula": "six times ten",
+        "device_peak_flops": None,
+        "traffic": [],
+        "checkpoints": 1,
+    } | more
+
+
 def finished(
     results,
     run,
@@ -47,27 +70,9 @@ def finished(
     experts that the test tokens choose.
     """
     folder = results / run.strategy / run.workload
-    measured = {
-        "identity": run_identity.identity_of(run, data),
-        "initial_weights": initial,
-        "weights": weights,
-        "hosts": ["here"],
-        "devices": ["cpu"],
-        "parameters": 1,
-        "samples_per_rank": [5],
-        "targets_per_rank": [10],
-        "wall_seconds": 1.0,
-        "tensor_bytes": [{"peak": 9, "at_peak": BYTES, "largest": BYTES}] * run.world_size,
-        "peak_memory_bytes": [1],
-        "peak_memory_kind": "process RSS",
-        "flops_per_step": 60,
-        "flops_formula": "six times ten",
-        "device_peak_flops": None,
-        "traffic": [],
-        "checkpoints": 1,
-    }
     records = [{"kind": "attempt", "step": 0, "time": "now"}, *steps, VALIDATION]
-    train_report(run, records, measured | more).write(folder / "train.json")
+    found = measured(run, data, initial_weights=initial, weights=weights, **more)
+    train_report(run, records, found).write(folder / "train.json")
     if timeline:
         Timeline(identity=run_identity.identity_of(run, data), step=2, **timeline).write(folder / "timeline.json")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -1,11 +1,14 @@
 """Mistakes in settings and data: one sentence that names the key or file and what would work."""
 
+import io
 import json
 import math
 import shutil
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from helpers.common import build, save_initial, tiny_run
 from shardlab import data as data_sets
@@ -19,49 +22,67 @@ from shardlab.settings.types import DataSet, read_run
 from shardlab.train import evaluation
 
 MNIST = {"workloads": ["mnist"], "strategies": ["ddp"]}
+MLP = {"workloads": ["mlp"], "strategies": ["ddp"]}
+
+
+def swept(values):
+    return MNIST | {"sweep": values}
+
+
+def at_site(settings):
+    return {"site": "test", "site_settings": settings}
+
+
 CONFIGURATIONS = [
     ({"recipe": {"optimizer": {"learning_rate": float("inf")}}}, ["learning_rate", "finite number"]),
-    ({"recipe": {"optimizer": {"name": "adam", "betas": [0.9, 1.0]}}}, ["betas.1", "less than 1"]),
     ({"workloads": "mlp"}, ["workloads", "write a list: [mlp]"]),
     ({"workloads": ["mlp", "mlp"]}, ["workloads", "mlp appears twice"]),
     ({"recipe": {"optimizer": {"name": "adam", "betas": [0.9, False]}}}, ["`optimizer.betas.1` is False"]),
     ({"recipe": {"optimizer": {"momentum": 0.9}}}, ["config: recipe: `optimizer`: adamw takes no momentum"]),
     ({"sweep": {"tp": [2]}, "strategies": ["single", "zero1"]}, ["sweep: tp has no effect on single, zero1"]),
-    ({"recipe": 3}, ["recipe", "write keys and values"]),
     ({"workload": ["mlp"]}, ["`workload`", "did you mean `workloads`"]),
     ({"workloads": ["lama2"]}, ["lama2", "did you mean llama2"]),
-    ({"site": "locl"}, ["locl", "did you mean local"]),
     ({"nodes": 2}, ["2 nodes are requested, but a run at site local can have at most 1"]),
     ({"nodes": 2, "site_settings": {"nodes_max": 4}}, ["site local has no `srun:`"]),
-    ({"recipe": {"optimizer": {"name": "sgd", "nesterov": True}}}, ["`optimizer`", "nesterov needs momentum"]),
     ({"recipe": {"groups": {"head": {"decay": 0.1}}}}, ["unknown key `groups.head.decay`", "learning_rate_factor"]),
-]
-SWEEPS = [
-    ({"lerning_rate": [1]}, "there is no key 'lerning_rate'; did you mean learning_rate?"),
-    ([], "the list is empty"),
-    ({"seed": {"first": 1, "last": 2}}, "seed cannot be {'first': 1, 'last': 2}: input should be a valid integer"),
-    ({"learning_rate": [-1]}, "learning_rate cannot be -1: input should be greater than 0"),
-    ({"learning_rate": [0.1, "1e-1"]}, "a value appears twice"),
-    ({"learning_rate": [1], "recipe.optimizer.learning_rate": [2]}, "learning_rate appears twice"),
-    ({"compile_backend": ["a/b"]}, "becomes part of a file name"),
-    ({"tp": [3]}, "no variant is possible"),
+    (MLP | {"recipe": {"global_batch_size": 1}}, ["1 has fewer samples than the 2 data-parallel ranks"]),
+    (MLP | {"recipe": {"gradient_accumulation_steps": 32}}, ["samples", "set it to 16 or less"]),
+    (MLP | {"recipe": {"label_smoothing": 0.1}}, ["task regression of workload mlp has no classes"]),
+    (MLP | {"recipe": {"dtype": "bfloat16", "ema_decay": 0.9}}, ["ema_decay: in dtype bfloat16 rounding leaves"]),
+    (swept({"lerning_rate": [1]}), ["there is no key 'lerning_rate'; did you mean learning_rate?"]),
+    (swept([]), ["the list is empty"]),
+    (swept({"seed": {"first": 1}}), ["seed cannot be {'first': 1}: input should be a valid integer"]),
+    (swept({"learning_rate": [0.1, "1e-1"]}), ["a value appears twice"]),
+    (swept({"compile_backend": ["a/b"]}), ["becomes part of a file name"]),
+    (swept({"tp": [3]}), ["no variant is possible"]),
+    (MNIST | {"workloads": ["mnist@seed=2@learning_rate=0.1"]}, ["must be written mnist@learning_rate=0.1@seed=2"]),
+    (MNIST | {"workloads": ["mnist@sed=1"]}, ["there is no key 'sed'; did you mean seed?"]),
+    (MNIST | {"workloads": ["mnist@tp=2"]}, ["tp varies strategies"]),
+    (at_site({"slurm": {"acount": "x"}}), ["site_settings", "slurm.acount", "did you mean `account`?"]),
+    (at_site({"slurm": {"runtime": 2}}), ["has 2 minutes and is asked to stop 120 s before the end"]),
+    (at_site({"slurm": {"queue": ["big"]}}), ["queue: big is not one of queues (known: none; define it there)"]),
+    (at_site({"container": {"exec_template": ["{images}"]}}), ["unknown placeholder images", "binds, image, mount"]),
+    (at_site({"container": {"srun_options": ["-i{image}"]}}), ["srun_options need an image", "set image"]),
+    (at_site({"srun": {"port_first": 65000}}), ["exceeds the last port, 65535"]),
 ]
 STRATEGIES = [
     ({"dp_shard": 3}, {}, UserError, ["do not divide the world of 2 ranks", "multiple of 3"]),
-    ({"dp_shard": -1, "dp_replicate": -1}, {}, UserError, ["only one degree can be -1"]),
     ({"dp_replicate": 1, "tp": 2}, {}, UserError, ["needs dp_shard", "dp_shard: 1"]),
-    ({"dp_shard": 0}, {}, UserError, ["a degree must be at least 1"]),
     ({"dp_shard": -1, "tp": 8, "min_ranks": 8}, {}, UserError, ["tp 8 does not divide heads 4", "tp can be 1, 2."]),
     ({"cpu_offload": True, "dp_replicate": -1}, {}, UserError, ["cpu_offload needs dp_shard or cp; add it, or remove"]),
     ({"engine": "deepspeed", "config": "config/deepspeed/zero9.json"}, {}, UserError, ["zero9.json", "zero1.json"]),
+    (
+        {"dp_shard": -1, "tp": 2},
+        {"nodes": 4, "ranks_per_node": 1},
+        UserError,
+        ["does not divide the 1 ranks of"],
+    ),
     ({"pp": 2, "n_microbatches": 1}, {}, UserError, ["1F1B needs at least 2 microbatches; n_microbatches is 1"]),
-    ({"pp": 2, "pipeline_schedule": "Interleaved1F1B", "n_microbatches": 5}, {}, UserError, ["a multiple of 2 micro"]),
     ({"pp": -1}, {"ranks_per_node": 8}, Unsupported, ["can be split into 4 segments, and mine needs 8"]),
     ({"pp": 2, "tp": 2, "sequence_parallel": True}, {"ranks_per_node": 4}, Unsupported, ["across pipeline stages"]),
     ({"single_process": "mp", "tp": 2}, {}, UserError, ["runs on one rank and takes no degrees; remove tp"]),
     ({"cp": 3}, {"ranks_per_node": 3}, Unsupported, ["sequence_length 64", "into 6 pieces, 2 for each"]),
     ({"cp": 8, "context": "ulysses"}, {"ranks_per_node": 8}, Unsupported, ["heads 4", "can be 1, 2, 4"]),
-    ({"dp_replicate": -1, "ep": 2}, {}, UserError, ["ep also needs dp_shard; add dp_shard: 1"]),
     ({"single_process": "dp"}, {"recipe": {"compile": "blocks"}}, Unsupported, ["set recipe.compile to none"]),
     ({"dp_shard": -1}, {"recipe": {"precision": "fp16"}}, Unsupported, ["set recipe.precision to bf16"]),
     (
@@ -70,22 +91,13 @@ STRATEGIES = [
         Unsupported,
         ["choose another schedule"],
     ),
-    *(
-        (degrees, {"workloads": ["moe"], "ranks_per_node": ranks}, Unsupported, [words])
-        for degrees, ranks, words in (
-            ({"dp_shard": -1, "tp": 2, "ep": 4}, 4, "ep 4 does not divide the 2 data-parallel ranks"),
-            ({"dp_shard": -1, "ep": -1}, 3, "ep 3 does not divide experts 8 of workload moe; ep can be 1, 2, 4, 8."),
-            ({"dp_shard": -1, "ep": 2}, 6, "and the 3 ranks with the same ones divide neither their number nor hidden"),
-        )
+    (
+        {"dp_shard": -1, "ep": -1},
+        {"workloads": ["moe"], "ranks_per_node": 3},
+        Unsupported,
+        ["ep 3 does not divide experts 8 of workload moe; ep can be 1, 2, 4, 8."],
     ),
     ({"find_unused_parameters": True, "dp_shard": -1, "tp": 2}, {}, UserError, ["works with dp_replicate and dp_"]),
-]
-NAMES = [
-    ("ddp", "mnist@learning_rate=1e-3", "must be written mnist@learning_rate=0.001; use that"),
-    ("ddp", "mnist@seed=2@learning_rate=0.1", "must be written mnist@learning_rate=0.1@seed=2"),
-    ("ddp", "mnist@sed=1", "there is no key 'sed'; did you mean seed?"),
-    ("ddp", "mnist@tp=2", "tp varies strategies"),
-    ("ddp@seed=2", "mnist", "seed varies workloads"),
 ]
 
 
@@ -103,22 +115,12 @@ def test_a_configuration(values, words):
     assert all(word in said for word in words), said
 
 
-@pytest.mark.parametrize(("swept", "words"), SWEEPS)
-def test_a_sweep(swept, words):
-    assert words in sentence(lambda: resolve.matrix(load.config(MNIST | {"sweep": swept})))
-
-
 @pytest.mark.parametrize(("entry", "config", "error", "words"), STRATEGIES)
 def test_a_strategy(site, strategy, entry, config, error, words):
     strategy("mine", **entry)
     workload = config.get("workloads", ["llama2"])[0]
     said = sentence(lambda: resolve.run(load.config(config), "mine", workload), error=error)
     assert all(word in said for word in words), said
-
-
-@pytest.mark.parametrize(("strategy", "workload", "words"), NAMES)
-def test_a_name_that_is_none(strategy, workload, words):
-    assert words in sentence(resolve.run, load.config(MNIST), strategy, workload)
 
 
 @pytest.fixture
@@ -143,10 +145,8 @@ def run_of(workload, strategy="single", **values):
     [
         ("task: regression", "task: regression\ntask: regression", ["mlp.yaml", "`task` is duplicated", "line 7"]),
         ("rows: 1024", "rows: 01024", ["mlp.yaml", "01024", "begins with 0; write 1024"]),
-        ("tensor_sizes: [hidden]", "tensor_sizes: [hiden]", ["mlp.yaml", "tensor_sizes: hiden", "hidden"]),
         ("  embedded:\n", "  hub:\n", ["config: data is embedded", "only hub"]),
         ("task: regression", "taks: regression", ["mlp.yaml", "unknown key `taks`; did you mean `task`?"]),
-        ("sizes:\n", "sizes:\n  1: {}\n", ["mlp.yaml", "the key 1 in line", "put it in quotes: '1'"]),
         ("model: mlp", "model: [", ["mlp.yaml is not YAML"]),
     ],
 )
@@ -157,78 +157,48 @@ def test_a_workload_s_file(config, old, new, words):
     assert all(word in said for word in words), said
 
 
-def test_tokens_and_classes_that_the_model_does_not_have(config):
+def test_tokens_that_the_model_does_not_have(config):
     text = (config / "workloads/llama2.yaml").read_text()
     own = text.replace("shape: {vocab_size: 1024}", "", 1).replace("model: {dim", "model: {vocab_size: 1024, dim", 1)
     (config / "workloads/own.yaml").write_text(own.replace("data: {seq", "data: {vocab_size: 1025, seq", 1))
     said = sentence(run_of, "own")
     assert "own.yaml: the data has vocab_size 1025, but the model 1024; write it once, under `shape:`" in said
-    text = (
-        (config / "workloads/vit_pretrained.yaml").read_text().replace("image_size: 28, classes: 10", "image_size: 28")
-    )
-    text = text.replace("recipe:", "data: {classes: 10}\n    recipe:", 1)
-    for name, model in (("theirs", "{"), ("fewer", "{num_labels: 9, ")):
-        (config / f"workloads/{name}.yaml").write_text(text.replace("model: {revision", f"model: {model}revision", 1))
-    load.names.cache_clear()
-    assert "theirs.yaml: the data has classes 10, of which the model does not know" in sentence(run_of, "theirs")
-    assert "the data has classes 10, but the model 9" in sentence(run_of, "fewer")
 
 
-def test_names_that_do_not_fit_in_those_of_files(config):
-    (config / "workloads/my-own.yaml").write_text((config / "workloads/mlp.yaml").read_text())
-    assert "letters, digits, _; call it my_own" in sentence(run_of, "my-own")
-    with (config / "strategies.yaml").open("a") as file:
-        file.write("my-ddp: {dp_replicate: -1}\n")
-    assert "call it my_ddp" in sentence(run_of, "mlp", "my-ddp")
-
-
-UNSELECTED = {
-    "half": "model: [",
-    "folder": ("model: mlp", "model: hf:./nowhere"),
-    "no_size": ("small:", "huge:"),
-}
-"""Workload: its file's content, or what differs from mlp's."""
-
-
-@pytest.mark.parametrize("name", [*UNSELECTED, "loop"])
-def test_a_workload_that_is_not_selected_stops_no_other(config, name):
-    path = config / f"workloads/{name}.yaml"
-    if name == "loop":
-        path.symlink_to(path)
-    else:
-        change = UNSELECTED[name]
-        text = (config / "workloads/mlp.yaml").read_text().replace("name: pairs", "name: other")
-        path.write_text(change if isinstance(change, str) else text.replace(*change, 1))
+def test_a_workload_that_is_not_selected_stops_no_other(config):
+    (config / "workloads/half.yaml").write_text("model: [")
     configured = load.config({"workloads": ["mlp"]})
     assert model_and_data.data_set(configured, "pairs").name == "pairs"
     assert "there is no model" in sentence(model_and_data.model, configured, "data/models/mine")
-    assert sentence(run_of, name), "where it is selected, it is an error"
+    assert sentence(run_of, "half"), "where it is selected, it is an error"
 
 
-def test_a_model_s_folder_has_one_revision(config):
-    text = (config / "workloads/t5.yaml").read_text()
-    for name, revision in (("same", "a97"), ("other", "b97")):
-        mine = text.replace("name: package_docstrings_t5", f"name: {name}").replace("commit a97", f"commit {revision}")
-        (config / f"workloads/t5_{name}.yaml").write_text(mine)
-    configured = load.config({"workloads": ["t5"]})
-    model_and_data.check_shared(configured, resolve.run(configured, "single", "t5_same"))
-    said = sentence(model_and_data.check_shared, configured, resolve.run(configured, "single", "t5_other"))
-    assert "t5_other.yaml: another workload, or another size, has google-t5/t5-base at revision a97" in said
+def cut():
+    """A picture of which only the beginning is there."""
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)).save(file, "PNG")
+    return Image.open(io.BytesIO(file.getvalue()[:-900]))
 
 
-PICTURES = {"channels": 1, "image_size": 2, "classes": 2}
+PICTURE, PICTURES = np.zeros((1, 2, 2), np.uint8), {"channels": 1, "image_size": 2, "classes": 2}
+PAIRS, TEXTS = {"inputs": 2, "outputs": 1}, {"vocab_size": 300, "document_tokens": 9, "summary_tokens": 9}
+SAMPLES = [
+    ("regression", PAIRS, ([1.0, 2.0], 3.0), ["y has the shape ()", "promises (1,)"]),
+    ("regression", PAIRS, ([None, 1.0], [3.0]), ["x has values that are not finite"]),
+    ("regression", PAIRS, ([1.0],), ["it has 1 value; a sample of task regression is two vectors"]),
+    ("classification", PICTURES, (None, 0), ["the image is of type NoneType"]),
+    ("classification", PICTURES, (np.zeros((2, 2, 3), np.uint8), 0), ["the image is uint8 (2, 2, 3)"]),
+    ("classification", PICTURES, (cut(), 0), ["the picture cannot be decoded ("]),
+    ("classification", PICTURES, (Image.fromarray(np.zeros((2, 2), np.float32)), 0), ["range of values is not known"]),
+    *(("classification", PICTURES, (PICTURE, label), ["not an integer"]) for label in (0.5, None, "cat")),
+    ("classification", PICTURES, (PICTURE, -1), ["the label is -1"]),
+    ("classification", PICTURES, (PICTURE, 2), ["the label is 2, but the data set's shape promises 2 classes"]),
+    ("language_modelling", TEXTS | {"sequence_length": 4}, (3,), ["it has 3, of type int", "is a text"]),
+    ("summarization", TEXTS, ("a",), ["a document and"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("task", "options", "sample", "words"),
-    [
-        ("regression", {"inputs": 2, "outputs": 1}, ([1.0, 2.0], 3.0), ["y has the shape ()", "promises (1,)"]),
-        ("regression", {"inputs": 1, "outputs": 1}, ([float("nan")], [3.0]), ["x", "not finite"]),
-        ("classification", PICTURES, ([1.0, 2.0], 0), ["an image"]),
-        ("language_modelling", {"vocab_size": 300, "sequence_length": 4}, (3,), ["it has 3, of type int", "is a text"]),
-        ("summarization", {"vocab_size": 300, "document_tokens": 9, "summary_tokens": 9}, ("a",), ["a document and"]),
-    ],
-)
+@pytest.mark.parametrize(("task", "options", "sample", "words"), SAMPLES)
 def test_data_that_does_not_fit_its_task(tmp_path, task, options, sample, words):
     data = tiny_run("mlp").data.model_copy(update={"task": task, "options": options, "name": "mine"})
     splits = dict.fromkeys(("train", "validation", "test"), [sample] * 4)
@@ -239,15 +209,14 @@ def test_data_that_does_not_fit_its_task(tmp_path, task, options, sample, words)
 
 
 @pytest.mark.parametrize(
-    ("workload", "change", "words"),
+    ("change", "words"),
     [
-        ("mlp", {"tensor": {"hiden": "column"}}, ["tensor: no submodule", "hiden", "hidden"]),
-        ("mnist", {"tensor": {"convolution1": "column"}}, ["convolution1", "Conv2d", "Linear"]),
-        ("mlp", {"segments": 3}, ["segments", "says 3", "has 2"]),
+        ({"tensor": {"hiden": "column"}}, ["tensor: no submodule", "hiden", "hidden"]),
+        ({"segments": 3}, ["segments", "says 3", "has 2"]),
     ],
 )
-def test_a_model_that_the_file_does_not_describe(workload, change, words):
-    run = tiny_run(workload)
+def test_a_model_that_the_file_does_not_describe(change, words):
+    run = tiny_run("mlp")
     said = sentence(models.check_plan, run.model.model_copy(update=change), build(run))
     assert all(word in said for word in words), said
 
@@ -257,9 +226,8 @@ def test_a_model_and_arguments_that_there_are_not():
     assert "did you mean llama" in sentence(models.create, "lama", {})
 
 
-@pytest.mark.parametrize("change", [{"ranks_per_node": 3}, {"schema_version": 2}])
-def test_settings_of_another_version_or_whose_ranks_are_not_those_of_the_mesh(tmp_path, change):
-    values = tiny_run("mlp", "ddp").model_dump(mode="json") | change
+def test_settings_of_another_version(tmp_path):
+    values = tiny_run("mlp", "ddp").model_dump(mode="json") | {"schema_version": 2}
     (tmp_path / "run.json").write_text(json.dumps(values))
     assert "run.json" in sentence(read_run, tmp_path / "run.json")
 
@@ -268,8 +236,6 @@ def test_settings_of_another_version_or_whose_ranks_are_not_those_of_the_mesh(tm
     ("returned", "words"),
     [
         ([(1, 2)], "scripts/shardlab/data/pairs.py must return {split: samples}"),
-        ({"train": [1]}, "split train, row 0: read(data, raw) in scripts/shardlab/data/pairs.py must return tuples"),
-        ({"train": "text"}, "it returns train: a str."),
         ({"train": [(1,)], "test": [(1,)]}, "the split validation is empty"),
     ],
 )
@@ -278,16 +244,15 @@ def test_a_reader_that_returns_no_samples(monkeypatch, tmp_path, returned, words
     assert words in sentence(data_sets.read, tiny_run("mlp").data, tmp_path)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_test_loss_that_is_no_number(tiny_data, tmp_path, monkeypatch, value):
+def test_a_test_loss_that_is_no_number(tiny_data, tmp_path, monkeypatch):
     """As of data that exceed float32; a metric that does is left out."""
     run, weights = tiny_run("llama2"), tmp_path / "weights"
     save_initial(run, weights)
     task = tasks.load(run.task, tiny_data / "llama2", torch.float32, torch.device("cpu"))
-    monkeypatch.setattr(type(task), "metric", lambda *_: value)
+    monkeypatch.setattr(type(task), "metric", lambda *_: math.nan)
     assert evaluation.evaluate_whole(run, tiny_data / "llama2", weights).metric_value is None
-    monkeypatch.setattr(type(task), "loss", lambda *_: torch.tensor(value))
-    with pytest.raises(UserError, match=f"llama2: the test loss of these weights is {value}: "):
+    monkeypatch.setattr(type(task), "loss", lambda *_: torch.tensor(math.nan))
+    with pytest.raises(UserError, match="llama2: the test loss of these weights is nan: "):
         evaluation.evaluate_whole(run, tiny_data / "llama2", weights)
 
 

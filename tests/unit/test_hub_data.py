@@ -2,10 +2,8 @@
 
 import io
 import json
-import os
 import re
 import shutil
-import sys
 import zipfile
 
 import datasets
@@ -121,32 +119,16 @@ def test_reading_needs_a_whole_download_and_no_network(hub, raw):
         reader.read(data_set(), raw)
 
 
-def test_files_are_downloaded_again_only_if_the_rows_that_are_there_are_damaged(hub, raw):
-    commit = hub.push(REPO, numbered(unsupervised=30))
-
-    def fetched(**settings):
-        hub.calls.clear()
-        samples(raw, revision=commit, **settings)
-        return len([path for method, path, _ in hub.calls if method == "GET" and path.endswith(".parquet")])
-
-    assert fetched() == 3  # of four splits
-    assert fetched(rows={"train": 5}) == 0
-    (raw / "test.parquet").write_bytes(b"damaged")
-    assert fetched() == 3
-
-
 def test_the_files_are_those_of_the_configuration_whatever_was_there_before(hub, raw):
-    names = [f"language_{i}" for i in range(12)]
-    configs = [repository(name, {split: {"text": [f"{name} {split}"]} for split in SPLITS}) for name in names]
+    configs = [repository(name, {split: {"text": [f"{name} {split}"]} for split in SPLITS}) for name in ("de", "fr")]
     both = {path: content for each in configs for path, content in each.items()}
     parts = [each["README.md"].split(b"configs:\n")[1].replace(b"  default: true\n---\n", b"") for each in configs]
     hub.push(REPO, both | {"README.md": b"".join([b"---\nconfigs:\n", *parts, b"---\n"])})
-    message = refusal(raw)
-    assert all(f"'{name}'" in message for name in names)
-    samples(raw, config="language_8")
-    assert samples(raw, config="language_7")["test"] == [("language_7 test",)]
+    assert "'de', 'fr'" in refusal(raw)
+    samples(raw, config="de")
+    assert samples(raw, config="fr")["test"] == [("fr test",)]
     later = json.loads((raw / "download.json").read_text())
-    assert later["files"].keys() == {f"language_7/{split}-00000-of-00001.parquet" for split in SPLITS}
+    assert later["files"].keys() == {f"fr/{split}-00000-of-00001.parquet" for split in SPLITS}
 
 
 def test_pictures_in_folders_can_be_moved_and_reading_writes_nothing(hub, raw, tmp_path):
@@ -175,8 +157,6 @@ def test_a_models_folder_has_no_weights_of_another_revision(hub, raw, monkeypatc
         assert manifest["files"].keys() == expected | {"config.json"}
         there = {path.name for path in raw.iterdir() if not path.name.startswith(".")}
         assert there == expected | {"config.json", "download.json", "first_download.json"}
-    assert hub_download.download_model(model(two, pretrained=False), raw)["files"].keys() == {"config.json"}
-    assert (raw / min(shards)).exists(), "a run that needs them must not wait for them again"
     # As without a connection in the middle: the client is then content with what is there.
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, local_dir, **__: local_dir)
     with pytest.raises(UserError, match=r"config\.json of tester/some was not downloaded"):
@@ -191,7 +171,6 @@ def test_splits_have_other_names_and_can_be_parts(hub, raw):
     found = samples(raw, splits={"train": "train[:80%]", "validation": "valid", "test": "train[-4:18]"})
     assert [len(found[name]) for name in SPLITS] == [16, 5, 2]
     assert found["test"] == [("train 16",), ("train 17",)]
-    assert found["validation"][0] == ("valid 0",)
 
 
 def test_rows_are_held_out_of_train_for_any_split(hub, raw):
@@ -210,13 +189,9 @@ def test_rows_are_held_out_of_train_for_any_split(hub, raw):
     ("settings", "words"),
     [
         ({"splits": {"train": "train", "test": "test"}}, "`holdout: {validation: 1000}`"),
-        ({"splits": {"validation": "validation", "test": "test"}}, "`splits` has no train"),
         ({"holdout": {"validation": 5}}, "validation is given by `splits` (validation) and by `holdout`"),
         ({"splits": SPLITS | {"test": "train[:10]"}}, "train (train) and test (train[:10]) have rows in common"),
-        *(
-            ({"splits": SPLITS | {"train": text}}, f"{text!r} is no split")
-            for text in ("train[:80", "train[:180%]", "train[10%:80]", "train+test")
-        ),
+        ({"splits": SPLITS | {"train": "train[:180%]"}}, "'train[:180%]' is no split"),
     ],
 )
 def test_splits_that_cannot_be_are_refused_by_the_settings_alone(settings, words):
@@ -226,23 +201,20 @@ def test_splits_that_cannot_be_are_refused_by_the_settings_alone(settings, words
 
 
 @pytest.mark.parametrize(
-    ("settings", "words", "files"),
+    ("settings", "words"),
     [
-        ({"splits": SPLITS | {"validation": "valid"}}, "there is no split 'valid'; did you mean validation?", 0),
-        ({"splits": SPLITS | {"validation": "dev"}}, "`holdout: {validation: 1000}`", 0),
+        ({"splits": SPLITS | {"validation": "valid"}}, "there is no split 'valid'; did you mean validation?"),
         (
             {"splits": SPLITS | {"train": "train[:15]", "test": "train[60%:]"}},
             "train (train[:15]) and test (train[60%:]) have rows in common",
-            2,
         ),
-        ({"splits": {"train": "train"}, "holdout": {"validation": 10, "test": 10}}, "20 rows of train, which has", 1),
-        ({"columns": ["txt"]}, "there is no column 'txt'; did you mean text?", 3),
+        ({"splits": {"train": "train"}, "holdout": {"validation": 10, "test": 10}}, "20 rows of train, which has"),
+        ({"columns": ["txt"]}, "there is no column 'txt'; did you mean text?"),
     ],
 )
-def test_what_the_repository_does_not_have_is_one_sentence(hub, raw, settings, words, files):
+def test_what_the_repository_does_not_have_is_one_sentence(hub, raw, settings, words):
     hub.push(REPO, numbered())
     assert words in refusal(raw, **settings)
-    assert len([path for method, path, _ in hub.calls if method == "GET" and path.endswith(".parquet")]) == files
 
 
 # Columns
@@ -267,31 +239,15 @@ def test_a_field_that_not_every_line_has_is_missing_there(hub, raw):
     lines = [{"pair": {"en": "a", "of": 1}}, {"pair": None}, {"pair": {"de": "b"}}]
     text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
     hub.push(REPO, {f"{split}.jsonl": text for split in SPLITS})
-    found = samples(raw, columns=["pair.en", "pair.de", "pair.xx"])["train"]
-    assert found == [("a", None, None), (None, None, None), (None, "b", None)]
+    assert samples(raw, columns=["pair.en", "pair.de"])["train"] == [("a", None), (None, None), (None, "b")]
 
 
-def test_columns_that_differ_between_splits_do_not_matter_unless_they_are_named(hub, raw):
-    splits = {split: {"text": [split]} for split in SPLITS}
-    splits["test"]["extra"] = [1]
-    lines = {split: {name: column[0] for name, column in columns.items()} for split, columns in splits.items()}
-    hub.push(REPO, {f"{split}.jsonl": json.dumps(line).encode() for split, line in lines.items()})
-    assert samples(raw)["test"] == [("test",)]
-
-
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_classes_that_have_other_names_in_another_file_are_refused(hub, raw, tmp_path, kind):
+def test_classes_that_have_other_names_in_another_file_are_refused(hub, raw):
     content = {}
     for split in SPLITS:
         names = ["emu", "cat", "dog"] if split == "test" else ["cat", "dog", "emu"]
         features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=names))
-        rows = datasets.Dataset.from_dict({"text": ["x"], "label": [0]}, features)
-        if kind == "parquet":
-            rows.to_parquet(tmp_path / split)
-        else:
-            rows.save_to_disk(tmp_path / f"{split}s")
-            shutil.copy(next((tmp_path / f"{split}s").glob("*.arrow")), tmp_path / split)
-        content[f"{split}.{kind}"] = (tmp_path / split).read_bytes()
+        content[f"{split}.parquet"] = table(features, [{"text": "x", "label": 0}])
     hub.push(REPO, content)
     said = refusal(raw, columns=["text", "label"])
     assert re.search("column label has the classes cat, dog, emu in train.*, but emu, cat, dog in test", said)
@@ -304,85 +260,45 @@ def test_a_comma_too_many_at_the_end_of_each_row_shifts_no_column(hub, raw):
     assert samples(raw, columns=["question", "answer"])["test"] == [("what is 0?", '0, or "0"')]
 
 
-METADATA = '{"file_name": "a.png", "label": 4}\n{"file_name": "b.png", "label": 2}\n'
-
-
 def test_pictures_in_an_archive_are_read_from_it(hub, raw):
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
-        for name, content in {"a.png": picture(10), "b.png": picture(30), "metadata.jsonl": METADATA}.items():
+        lines = '{"file_name": "a.png", "label": 4}\n{"file_name": "b.png", "label": 2}\n'
+        for name, content in {"a.png": picture(10), "b.png": picture(30), "metadata.jsonl": lines}.items():
             file.writestr(name, content)
     hub.push(REPO, {f"{split}.zip": archive.getvalue() for split in SPLITS})
     found = samples(raw, **PICTURES)["train"]
     assert [(image.getpixel((0, 0)), label) for image, label in found] == [(10, 4), (30, 2)]
 
 
-def test_several_files_of_metadata_are_read_in_the_order_of_their_names(hub, raw):
-    """datasets has them in a set, whose order differs from one process to the next."""
-    line = b'{"file_name": "a.png", "label": %d}\n'
-    parts = {f"{split}/{i}": i for split in SPLITS for i in range(4)}
-    lines = {f"{part}/metadata.jsonl": line % i for part, i in parts.items()}
-    hub.push(REPO, {f"{part}/a.png": picture(1) for part in parts} | lines)
-    assert [label for _, label in samples(raw, **PICTURES)["train"]] == [*range(4)]
-
-
-def test_files_that_are_not_read_are_counted(hub, raw, capsys):
-    """Those whose name is of no split, and pictures without a row of metadata."""
-    content = {f"{split}/{name}.png": picture(1) for split in SPLITS for name in "ab"} | {"more.png": picture(1)}
-    lines = {split: METADATA if split == "test" else METADATA.splitlines()[0] for split in SPLITS}
-    hub.push(REPO, content | {f"{split}/metadata.jsonl": text.encode() for split, text in lines.items()})
-    assert [len(rows) for rows in samples(raw, **PICTURES).values()] == [1, 1, 2]
-    said = capsys.readouterr().out
-    assert "files of the repository that are read: 3 of 3 .jsonl, 6 of 7 .png\n" in said
-    notes = [f"note: split {split}: 1 of 2 files have a row of metadata" for split in ("train", "validation")]
-    assert re.findall("note: split.*metadata", said) == notes
-
-
-def test_a_group_of_rows_is_in_memory_at_once_not_the_split(hub, raw, monkeypatch):
-    monkeypatch.setattr(hub_download, "GROUP", 2**20)
-    content = io.BytesIO()
-    pq.write_table(pa.table({"text": [os.urandom(2**15) for _ in range(512)]}), content)
-    hub.push(REPO, numbered() | {"default/train-00000-of-00001.parquet": content.getvalue()})
-    hub_download.download(data_set(), raw)
-    before = pa.total_allocated_bytes()
-    most = max(pa.total_allocated_bytes() - before for _ in reader.read(data_set(), raw)["train"])
-    assert most < len(content.getvalue()) / 2
-
-
 # Errors
 
 
 @pytest.mark.parametrize(
-    ("second", "words"),
+    ("image", "words"),
     [
-        ({"bytes": b"<html>", "path": None}, ", row 1, column image: cannot identify image file"),
+        ({"bytes": b"<html>", "path": None}, ", row 0, column image: cannot identify image file"),
         ({"bytes": None, "path": "/etc/hostname"}, ": the data of column image lies outside of the repository, at"),
     ],
 )
-def test_a_picture_that_cannot_be_read_is_named(hub, raw, second, words):
-    first = {"bytes": picture(7), "path": None}
-    rows = {"train": [first], "validation": [first], "test": [first, second]}
-    features = {"image": datasets.Image()}
-    tables = {split: table(features, [{"image": each} for each in files]) for split, files in rows.items()}
-    hub.push(REPO, {f"{split}.parquet": content for split, content in tables.items()})
+def test_a_picture_that_cannot_be_read_is_named(hub, raw, image, words):
+    content = table({"image": datasets.Image()}, [{"image": image}])
+    hub.push(REPO, {f"{split}.parquet": content for split in SPLITS})
     with pytest.raises(UserError) as caught:
         samples(raw, columns=["image"])
-    assert str(caught.value).startswith(f"data set mine: split test of tester/some{words}")
-    assert "0x" not in str(caught.value)
+    assert str(caught.value).startswith(f"data set mine: split train of tester/some{words}")
 
 
-LINE = b'{"text": "a"}\n'
-LINES = {"train.jsonl": LINE, "validation.jsonl": LINE, "test.jsonl": LINE}
-COMMAS = dict.fromkeys(("train.csv", "validation.csv"), b'text,of,by\n"a, or\nb","book ""0""",c\n\n')
 PARQUET = "default/test-00000-of-00001.parquet"
+COMMAS = dict.fromkeys(("train.csv", "validation.csv"), b"text,of,by\n0,0,a\n")
+COMMAS |= {"test.csv": b"text,of,by\n0,0,a\n0,0,a,b\n"}
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (numbered() | {PARQUET: b"<html>" * 9}, "split test .* as parquet: Parquet magic bytes not found"),
-        (COMMAS | {"test.csv": b"text,of,by\n0,0,a\n0,0,a,b\n"}, "split test .* Expected 3 fields in line 3, saw 4"),
-        (LINES | {"test.jsonl": b""}, "split test of tester/some .* a file has no rows"),
+        (COMMAS, "split test .* Expected 3 fields in line 3, saw 4"),
     ],
 )
 def test_a_file_that_is_none_is_one_sentence(hub, raw, content, words):
@@ -404,11 +320,3 @@ def test_without_a_network_data_and_models_are_one_sentence(hub, raw):
     assert "could not be downloaded" in said
     with pytest.raises(UserError, match="model tester/some at main could not be downloaded"):
         hub_download.download_model(model("main"), raw)
-
-
-def test_the_clients_caches_of_the_user_are_not_used(monkeypatch):
-    monkeypatch.delitem(sys.modules, "huggingface_hub")
-    for name in ("HF_HOME", "HF_TOKEN_PATH", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        monkeypatch.setenv(name, "/mine")
-    reader.libraries()
-    assert {name for name, value in os.environ.items() if value == "/mine"} == {"HF_TOKEN_PATH"}

@@ -66,15 +66,10 @@ def test_the_warm_up_grows_in_equal_parts_and_the_schedule_follows_it():
     assert seen[4] == pytest.approx(0.3 * (1 + math.cos(math.pi / 9)) / 2)
 
 
-def test_a_run_with_more_warm_up_than_steps_still_has_a_rate():
-    assert all(rate > 0 for rate in rates({"name": "linear", "warmup_steps": 20}))
-
-
-@pytest.mark.parametrize("values", [{}, TAKES], ids=["defaults", "arguments"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_is_set_reaches_the_optimizer(name, values):
+def test_what_is_set_reaches_the_optimizer(name):
     assert {*OPTIMIZERS[name].takes} <= TAKES.keys(), "give each argument a value in TAKES"
-    given = {key: values[key] for key in OPTIMIZERS[name].takes if values}
+    given = {key: TAKES[key] for key in OPTIMIZERS[name].takes}
     settings = Recipe.model_validate({"optimizer": {"name": name, "weight_decay": 0.25, "learning_rate": 2.0} | given})
     parameters = [torch.nn.Parameter(torch.zeros(size)) for size in ((2, 2), (2,))]
     groups = [
@@ -93,8 +88,6 @@ def test_what_is_set_reaches_the_optimizer(name, values):
     [
         ({"groups": {"layer.0": {}}}, ["recipe.groups: layer.0 names no parameter", "layers.0"]),
         ({"groups": {"layers.*": {}, "layers.1.up": {}}}, ["both layers.* and layers.1.up name layers.1.up.weight"]),
-        ({"groups": {"output": {}}, "freeze": ["output"]}, ["output names no parameter that is trained"]),
-        ({"freeze": ["outputs"]}, ["recipe.freeze: outputs names no parameter", "output"]),
         ({"freeze": ["*"]}, ["recipe.freeze names every parameter of the model", "narrow"]),
     ],
 )
@@ -106,13 +99,12 @@ def test_patterns_that_do_not_fit(recipe, words):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("nesterov", "adjust_lr_fn"), [(True, "original"), (False, "match_rms_adamw")])
-def test_muon_of_one_process_is_that_of_pytorch(nesterov, adjust_lr_fn):
+def test_muon_of_one_process_is_that_of_pytorch():
     """Bit for bit, if it computes in bfloat16 as that does."""
     torch.manual_seed(0)
     mine = [torch.nn.Parameter(torch.randn(size)) for size in ((7, 5), (5, 7), (6, 6))]
     theirs = [torch.nn.Parameter(each.detach().clone()) for each in mine]
-    settings = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9, "nesterov": nesterov, "adjust_lr_fn": adjust_lr_fn}
+    settings = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9, "nesterov": True, "adjust_lr_fn": "original"}
     ours = Muon([{"params": mine, "matrix": True}], arithmetic=torch.bfloat16, **settings)
     reference = torch.optim.Muon(theirs, **settings)
     for _ in range(3):
@@ -129,18 +121,5 @@ def test_muon_orthogonalizes_matrices_and_experts_but_no_embeddings_nor_what_a_g
     run = tiny_run("moe", optimizer={"name": "muon"}, groups=groups)
     own = optimizers.own_settings(run.recipe, build(run), run.model.experts)
     others = {name.rpartition("layers.")[2].lstrip("0123456789.") for name, each in own.items() if not each.matrix}
-    assert others == {
-        "embedding.weight",
-        "output.weight",
-        "router.weight",
-        "norm.weight",
-        "attention_norm.weight",
-        "mlp_norm.weight",
-    }
-    run = tiny_run(
-        "moe",
-        optimizer={"name": "muon"},
-        freeze=["layers.*.attention", "layers.*.experts", "layers.*.shared", "layers.*.router", "output"],
-    )
-    with pytest.raises(UserError, match="muon updates matrices"):
-        optimizers.own_settings(run.recipe, build(run), run.model.experts)
+    norms = {"norm.weight", "attention_norm.weight", "mlp_norm.weight"}
+    assert others == {"embedding.weight", "output.weight", "router.weight"} | norms

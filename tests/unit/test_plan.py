@@ -3,13 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from helpers.common import tiny_run
 from helpers.keys import CHANGES
 from shardlab.cli import plan as plan_program
 from shardlab.measure.memory import KINDS
-from shardlab.plan.simulate import _hold_buckets, _together, _zero, simulate
+from shardlab.plan.simulate import simulate
 from shardlab.records import plan
 from shardlab.report import plan_table
 from shardlab.settings import load, resolve
@@ -98,19 +97,17 @@ def test_a_site_without_figures_has_no_time_and_says_which_are_missing():
     bare = made(figures={}, traffic=[("dp_replicate", 1e9)])
     assert (bare.step_seconds, bare.fits) == (None, None)
     assert bare.missing == ["matrix_tflops.float32", "memory_gb_per_second", "node_gb_per_second"]
-    text = plan_table.markdown([bare, bare], {}, load.config({"workloads": ["llama2"]}))
+    text = plan_table.markdown([bare], {}, load.config({"workloads": ["llama2"]}))
     assert "No times: config/sites/local.yaml does not name hardware.matrix_tflops.float32, hardware.memory_gb" in text
-    assert "| ddp | 2 | 40 GiB |  |  | 100 |" in text, "nothing says whether it fits"
 
 
 def test_what_to_take():
-    ddp, fsdp = made(peak=90 * GIB), made("fsdp", peak=50 * GIB)
+    ddp, fsdp = made(peak=79 * GIB), made("fsdp", peak=78 * GIB)  # 2 GiB are left free
     assert (ddp.fits, fsdp.fits) == (False, True)
     assert plan_table.choice([ddp, fsdp]).startswith("Use fsdp: predicted to be the fastest that fits")
     slow = made("fsdp", peak=50 * GIB, flops=10**15)
     assert plan_table.choice([slow, made(peak=60 * GIB)]).startswith("Use ddp: predicted to be the fastest")
-    assert plan_table.choice([slow, made(peak=90 * GIB)]).startswith("Use fsdp: predicted to be the fastest that fits")
-    assert plan_table.choice([ddp]).startswith("Nothing fits: ddp needs least, 90 GiB per rank")
+    assert plan_table.choice([ddp]).startswith("Nothing fits: ddp needs least, 79 GiB per rank")
     no_time = {key: value for key, value in KNOWN.items() if key == "device_memory_gib"}
     plans = [made(name, figures=no_time, peak=size * GIB) for name, size in (("ddp", 90), ("fsdp", 60), ("tp", 50))]
     assert plan_table.choice(plans) == (
@@ -149,24 +146,19 @@ SHARED = {"lr_schedule", "epochs", "max_steps", "keep_best"}
 SHARED |= {"checkpoint_interval_steps", "checkpoint_interval_minutes", "keep_last_checkpoints"}
 
 
-@pytest.mark.parametrize("key", Recipe.model_fields)
-def test_runs_share_a_plan_only_if_no_tensor_differs(key):
+def test_runs_share_a_plan_only_if_no_tensor_differs():
     """Say of a new key whether runs that differ in it share a plan."""
-    run, other = tiny_run("llama2", "ddp"), tiny_run("llama2", "ddp", **{key: CHANGES["recipe"][key]})
-    assert run.recipe != other.recipe
-    assert (plan.cost(run) == plan.cost(other)) is (key in SHARED)
+    run = tiny_run("llama2", "ddp")
+    others = {key: tiny_run("llama2", "ddp", **{key: CHANGES["recipe"][key]}) for key in Recipe.model_fields}
+    assert {key for key, other in others.items() if plan.cost(run) == plan.cost(other)} == SHARED
 
 
 def test_runs_of_other_sizes_do_not_share_a_plan():
     run = tiny_run("llama2", "fsdp")
     assert plan.cost(run) == plan.cost(run.model_copy(update={"seed": 7, "sources": {}}))
-    costs = [
-        plan.cost(each) for each in (run, on("cuda", run), tiny_run("llama2", "fsdp", 4), tiny_run("llama2", "ddp"))
-    ]
-    costs.append(plan.cost(run.model_copy(update={"model": run.model.model_copy(update={"args": {}})})))
-    costs += [plan.cost(tiny_run("llama2", name)) for name in ("tp", "zero1", "fsdp_offload")]
-    costs.append(plan.cost(tiny_run("llama2", "fsdp", optimizer={"name": "sgd", "momentum": 0.9})))
-    assert len(set(costs)) == len(costs)
+    others = [on("cuda", run), tiny_run("llama2", "fsdp", 4), tiny_run("llama2", "fsdp_offload")]
+    others.append(run.model_copy(update={"model": run.model.model_copy(update={"args": {}})}))
+    assert len({plan.cost(each) for each in (run, *others)}) == len(others) + 1
 
 
 def test_a_plan_says_the_least_recomputation_that_fits(tmp_path, monkeypatch):
@@ -198,75 +190,3 @@ def test_what_lies_in_the_cpu_s_memory_is_no_device_s():
     assert of_host["largest"]["weights"] > 0
     assert [of_gpu["largest"][kind] for kind in ("weights", "gradients", "optimizer")] == [0, 0, 0]
     assert of_gpu["largest"]["activations"] == of_host["largest"]["activations"] > 0
-
-
-def test_attention_without_a_kernel_on_the_gpu_keeps_its_scores():
-    """CUDA's kernels have no float32 with grouped heads."""
-    run = tiny_run("llama2")
-    assert run.model.args["kv_heads"] < run.model.args["heads"]
-    full_cpu, full_gpu = (
-        estimate["tensor_bytes"][0]["largest"]["activations"]
-        for estimate in simulate([(on(device, run), None) for device in ("cpu", "cuda")])
-    )
-    rows, length = run.recipe.global_batch_size, run.data.options["sequence_length"]
-    scores = run.model.args["layers"] * rows * run.model.args["heads"] * length**2 * 4
-    assert full_gpu - full_cpu > 0.9 * scores
-
-
-def test_what_no_plan_counts_is_left_free():
-    assert made(peak=78 * GIB).fits
-    assert not made(peak=79 * GIB).fits
-
-
-def test_ranks_count_as_often_as_there_are_such_ranks():
-    """Traffic is the mean over all ranks."""
-    run = tiny_run("moe", "ep")
-
-    def rank(peak, **sent):
-        held = dict.fromkeys(KINDS, peak)
-        traffic = [{"axis": axis, "collective": "all_reduce", "bytes": size} for axis, size in sent.items()]
-        return {"tensor_bytes": {"peak": peak, "at_peak": held, "largest": held}, "traffic": traffic}
-
-    seen = _together(run, {0: 3, 4: 1}, [rank(9, tp=4.0), rank(10, tp=8.0, ep=4.0)])
-    assert {entry["axis"]: entry["bytes"] for entry in seen["traffic"]} == {"tp": 5.0, "ep": 1.0}
-    assert (seen["ranks"], plan.peak(seen)) == ([0, 4], 10)
-    assert _together(run, {0: 1, 1: 1}, [rank(9), "no kernel"]) == "no kernel"
-
-
-@pytest.mark.parametrize(
-    ("name", "weights", "master", "gradients", "optimizer", "other", "sent"),
-    [
-        ("zero1", 1720, 660, 1320, 1320, 100 + 88, 3 * 0.5 * 1320),
-        ("zero2", 1720, 660, 660, 1320, 100 + 88 + 1.5 * 1200, 3 * 0.5 * 1320),
-        ("zero3", 860, 0, 660, 1320, 100 + 88 + 2.5 * 1200, 2 * 0.5 * (1720 + 1320)),
-    ],
-)
-def test_deepspeed_s_states_by_hand(monkeypatch, name, weights, master, gradients, optimizer, other, sent):
-    """100 frozen and 330 trained values, of which 300 are one parameter, on two ranks; a bucket of 22 values."""
-    model = torch.nn.Sequential(torch.nn.Linear(10, 10, bias=False).requires_grad_(False), torch.nn.Linear(10, 30))
-    monkeypatch.setattr("shardlab.models.build", lambda *_: model)
-    run = tiny_run("llama2", name, gradient_accumulation_steps=2)
-    whole = {"weights": 1720, "gradients": 1320, "optimizer": 2640, "activations": 7, "other": 100}
-    held = dict.fromkeys(KINDS, 0) | whole
-    plain = {"tensor_bytes": [{"peak": sum(held.values()), "at_peak": held, "largest": held}], "parameters": 330}
-    found = _zero(run, plain)
-    expected = {"weights": weights, "master_weights": master, "gradients": gradients, "optimizer": optimizer}
-    expected = dict.fromkeys(KINDS, 0) | expected | {"activations": 7, "other": other}
-    assert found["tensor_bytes"] == [{"peak": sum(expected.values()), "at_peak": expected, "largest": expected}]
-    assert [entry["bytes"] for entry in found["traffic"]] == [sent]
-
-
-def test_ddp_s_buckets_are_always_there():
-    run = tiny_run("mlp", "ddp")
-    for at_peak, peak in ((0, 100 + 40), (30, 100 + 10), (40, 100)):
-        figures = {"peak": 100, "at_peak": {"gradients": at_peak}, "largest": {"gradients": 35}}
-        _hold_buckets(figures, run, 40)
-        assert figures == {"peak": peak, "at_peak": {"gradients": 40}, "largest": {"gradients": 40}}
-
-
-def test_several_gpus_of_one_process_are_not_planned():
-    """CPUs are one device."""
-    run = tiny_run("llama2", "mp")
-    here, there = simulate([(on(device, run), None) for device in ("cpu", "cuda")])
-    assert here["tensor_bytes"][0]["largest"]["weights"] > 0
-    assert there == "a plan is of one device, and a process here has 2; measure a run"

@@ -2,27 +2,21 @@
 
 import json
 import os
+import re
 import tracemalloc
-from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays_of
 from tokenizers import Tokenizer
 
 from helpers.common import tiny_run
 from shardlab import data as data_sets
-from shardlab.data import encoders, split_file, store
+from shardlab.data import encoders, store
 from shardlab.data.encoders import encode
 from shardlab.data.split_file import SplitFile
-from shardlab.data.text import _first
 from shardlab.errors import UserError
-from shardlab.files import lock
 from shardlab.settings import load, resolve
 
 SPLITS = ("train", "validation", "test")
@@ -43,45 +37,23 @@ def regression(folder, **splits):
     return store.write(folder, data, *encode(data, splits))
 
 
-@st.composite
-def laid_out(draw):
-    """An array (samples, ...) of any dtype of the format, and how its values may lie in memory."""
-    kind = np.dtype(draw(st.sampled_from(sorted(split_file.DTYPES.values()))))
-    kind = kind.newbyteorder(draw(st.sampled_from("<>")))
-    shape = draw(arrays_of.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=5))
-    array = draw(arrays_of.arrays(kind, shape))
-    match draw(st.sampled_from(["plain", "transposed", "reversed", "strided", "broadcast"])):
-        case "transposed":
-            array = array.transpose(draw(st.permutations(range(array.ndim))))
-        case "reversed":
-            array = array[tuple(slice(None, None, draw(st.sampled_from([1, -1]))) for _ in shape)]
-        case "strided":
-            array = np.repeat(array, 2, axis=-1)[..., ::2]
-        case "broadcast":
-            array = np.broadcast_to(array[:1], array.shape)
-    return array
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(laid_out(), min_size=1, max_size=3), st.data())
-def test_any_layout_is_stored_as_the_format_s_own_library_stores_plain_arrays(tmp_path_factory, arrays, drawn):
-    path = tmp_path_factory.mktemp("any") / "train.safetensors"
-    rows = min(map(len, arrays))
-    given_arrays = {f"a{number}": array[:rows] for number, array in enumerate(arrays)}
-    cuts = sorted({0, rows, *drawn.draw(st.lists(st.integers(0, rows), max_size=3))})
-    with SplitFile(path, "test") as file:
-        for start, end in pairwise(cuts):
-            file.append({name: array[start:end] for name, array in given_arrays.items()})
+def test_any_layout_is_stored_as_the_format_s_own_library_stores_plain_arrays(tmp_path):
+    """In parts, which the file does not show."""
+    plain = {
+        "a": np.arange(24.0).reshape(4, 3, 2).transpose(0, 2, 1),
+        "b": np.arange(4, dtype=">i4")[::-1],
+        "c": np.broadcast_to(np.array([[1, 2]], np.uint8), (4, 2)),
+        "d": np.arange(8, dtype=np.float16).reshape(4, 2)[:, ::2],
+    }
+    with SplitFile(tmp_path / "train.safetensors", "test") as file:
+        for start, end in ((0, 1), (1, 1), (1, 4)):
+            file.append({name: array[start:end] for name, array in plain.items()})
         file.save()
-    plain = {}
-    for name, array in given_arrays.items():
-        plain[name] = np.empty(array.shape, array.dtype.newbyteorder("="))
-        for place in np.ndindex(array.shape):
-            plain[name][place] = array[place]
-    assert path.read_bytes() == safetensors.numpy.save(plain)
+    copies = {name: np.array(array.tolist(), array.dtype.newbyteorder("=")) for name, array in plain.items()}
+    assert (tmp_path / "train.safetensors").read_bytes() == safetensors.numpy.save(copies)
 
 
-@pytest.mark.parametrize("workload", ["mlp", "mnist", "llama2", "xsum"])
+@pytest.mark.parametrize("workload", ["mnist", "llama2", "xsum"])
 def test_the_parts_of_an_encoder_leave_no_trace(tmp_path, monkeypatch, workload):
     data = tiny_run(workload).data
 
@@ -100,7 +72,6 @@ def test_the_parts_of_an_encoder_leave_no_trace(tmp_path, monkeypatch, workload)
     [
         ([{"x": np.ones(2, object)}], "gave x as object, which safetensors cannot hold"),
         ([{"x": np.ones(2)}, {"x": np.ones(2, np.float32)}], "{'x': 'float32 ()'} after parts of {'x': 'float64 ()'}"),
-        ([{"x": np.ones(2), "y": np.ones(3)}], "different numbers of samples: {'x': 2, 'y': 3}"),
         ([{"x": np.ones(2), "x_offsets": np.array([0, 1])}], "x_offsets from 0 to 1, not 0 to 2"),
     ],
 )
@@ -109,31 +80,9 @@ def test_parts_that_do_not_fit_each_other(tmp_path, parts, words):
     with SplitFile(tmp_path / "train.safetensors", "encoder") as file:
         for part in fit:
             file.append(part)
-        with pytest.raises(UserError) as error:
+        with pytest.raises(UserError, match=re.escape(words)):
             file.append(last)
-    assert words in str(error.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_nothing_of_a_killed_call_stays(tmp_path):
-    """The next call removes a file that had no name yet; what parts are collected in has none."""
-    (tmp_path / ".train.safetensors.123.tmp").write_bytes(b"half")
-    seen = []
-
-    def parts():
-        for number in range(2):
-            yield {"x": np.full(3, number)}
-            seen.append([path.name for path in tmp_path.iterdir()])
-
-    splits, counts = {name: parts() for name in SPLITS}, {name: Counter() for name in SPLITS}
-    store.write(tmp_path, data_set("regression"), splits, None, counts)
-    assert seen[:2] == [[".lock"], [".lock"]]
-    assert not list(tmp_path.glob(".*.tmp"))
-
-
-def test_two_calls_do_not_write_the_same_folder(tmp_path):
-    with lock(tmp_path / ".lock", "prepared"), pytest.raises(UserError, match="is being prepared by process"):
-        regression(tmp_path)
 
 
 def test_samples_of_train_in_another_split_are_counted(tmp_path):
@@ -158,50 +107,16 @@ def test_what_an_encoder_leaves_out_is_counted(tmp_path):
     assert counts["train"] == {"tokens after the last whole window dropped": 1}
 
 
-def test_a_tokenizer_is_trained_on_leading_bytes():
-    assert [*_first(["ab", "\u00e4\u00e4", "\u00e4", "c"], 5)] == ["ab", "\u00e4"]
-    assert [*_first(["ab", "c", "d"], 3)] == ["ab", "c"]
-    assert [*_first(iter(["ab"]), 3)] == ["ab"]
-
-
-class Broken:
-    """Samples of which a row cannot be read."""
-
-    def __init__(self, error):
-        self.error = error
-
-    def __iter__(self):
+def test_an_error_of_the_reader_names_data_set_split_and_row(tmp_path):
+    def broken():
         yield ([1.0], [2.0])
-        raise self.error
+        raise OSError("cannot identify image file")
 
-
-PLACE = "data set mine, split validation, row 1"
-
-
-@pytest.mark.parametrize(
-    ("samples", "words"),
-    [
-        ([([1.0], [2.0]), ([1.0],)], f"{PLACE}: it has 1 value; a sample of task regression is two vectors"),
-        ([([1.0], [2.0]), 3], f"{PLACE}: read(data, raw) in "),
-        (Broken(OSError("cannot identify image file")), f"{PLACE}: cannot identify image file."),
-    ],
-)
-def test_an_error_names_data_set_split_and_row(tmp_path, samples, words):
     data = data_set("regression", inputs=1, outputs=1)
-    splits = all_splits([([1.0], [2.0])]) | {"validation": samples}
-    with pytest.raises(UserError) as error:
+    splits = all_splits([([1.0], [2.0])]) | {"validation": broken()}
+    with pytest.raises(UserError, match="data set mine, split validation, row 1: cannot identify image file"):
         store.write(tmp_path, data, *encode(data, splits))
-    assert str(error.value).startswith(words)
     assert not (tmp_path / "dataset.json").exists()
-
-
-def test_a_mistake_in_a_reader_keeps_its_traceback(tmp_path):
-    data = data_set("regression", inputs=1, outputs=1)
-    with pytest.raises(ValueError, match="my mistake") as error:
-        store.write(tmp_path, data, *encode(data, all_splits(Broken(ValueError("my mistake")))))
-    assert error.value.__notes__ == [
-        "data set mine, split train, row 1, read by scripts/shardlab/data/pairs.py",
-    ]
 
 
 def test_a_split_without_a_window_is_named(tmp_path):
@@ -211,41 +126,26 @@ def test_a_split_without_a_window_is_named(tmp_path):
         store.write(tmp_path, data, *encode(data, splits))
 
 
-class Made:
-    """So many samples, made anew each time that they are read."""
-
-    def __init__(self, make, count):
-        self.make, self.count = make, count
-
-    def __iter__(self):
-        return map(self.make, range(self.count))
-
-
 WORDS = [bytes(word).decode() for word in np.random.default_rng(0).integers(97, 123, (2000, 6), np.uint8)]
 
 
-def picture(number):
-    return np.full((3, 64, 64), number % 256, np.uint8), 0
+class Made:
+    """So many texts, made anew each time that they are read."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return ((" ".join(np.random.default_rng(number).choice(WORDS, 1500)),) for number in range(self.count))
 
 
-def text(number):
-    return (" ".join(np.random.default_rng(number).choice(WORDS, 1500)),)
-
-
-@pytest.mark.parametrize(
-    ("make", "task", "options", "sizes"),
-    [
-        (picture, "classification", {"channels": 3, "image_size": 64, "classes": 2}, (100, 400)),
-        (text, "language_modelling", {"vocab_size": 300, "sequence_length": 128}, (20, 80)),
-    ],
-)
-def test_the_memory_of_preparing_does_not_grow_with_the_data(tmp_path, monkeypatch, make, task, options, sizes):
+def test_the_memory_of_preparing_does_not_grow_with_the_data(tmp_path, monkeypatch):
     monkeypatch.setattr(encoders, "PART", 2**18)
-    peaks = []
-    for count in sizes:
-        splits = {name: Made(make, count if name == "train" else 1) for name in SPLITS}
+    peaks, data = [], data_set("language_modelling", vocab_size=300, sequence_length=128)
+    for count in (20, 80):
+        splits = {name: Made(count if name == "train" else 1) for name in SPLITS}
         tracemalloc.start()
-        store.write(tmp_path / str(count), data_set(task, **options), *encode(data_set(task, **options), splits))
+        store.write(tmp_path / str(count), data, *encode(data, splits))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0]
@@ -266,9 +166,3 @@ def test_fingerprint(workload, tmp_path):
         PINNED.write_text(json.dumps(pinned | {data.name: found}, indent=2, sort_keys=True) + "\n")
     else:
         assert found == pinned[data.name]
-
-
-def test_no_sample_is_in_two_splits():
-    cut = data_sets.split(list(range(30)), seed=1)
-    assert {name: len(samples) for name, samples in cut.items()} == {"train": 24, "validation": 3, "test": 3}
-    assert sorted(sample for samples in cut.values() for sample in samples) == list(range(30))

@@ -33,8 +33,7 @@ MAY_IMPORT["cli"] = {*MAY_IMPORT}
 NO_TORCH = ("ground", "patches", "settings", "data", "records", "report", "runs", "workflow")
 
 
-LOGIN = ["resolve", "prepare", "image", "launch", "preflight", "summarize"]
-LOGIN += ["report", "status"]
+LOGIN = ["resolve", "prepare", "image", "launch", "preflight", "summarize", "report", "status"]
 """Programs of the login node."""
 
 
@@ -44,17 +43,24 @@ def room(path):
 
 
 def imported(path):
-    """Rooms of the project that a file imports, anywhere in it."""
+    """Dotted names of what a file imports, anywhere in it."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("shardlab"):
-            parts = [*node.module.split(".")[1:], *(alias.name for alias in node.names)]
-            yield parts[0] if parts[0] in MAY_IMPORT else "ground"
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rooms_of(path):
+    """Rooms of the project that a file imports."""
+    parts = [name.split(".") for name in imported(path)]
+    return {names[1] if names[1] in MAY_IMPORT else "ground" for names in parts if names[0] == "shardlab"}
 
 
 def test_arrows_only_run_down():
     wrong = {}
     for path in PACKAGE.rglob("*.py"):
-        if more := {*imported(path)} - MAY_IMPORT[room(path)] - {room(path)}:
+        if more := rooms_of(path) - MAY_IMPORT[room(path)] - {room(path)}:
             wrong[str(path.relative_to(PACKAGE))] = more
     assert wrong == {}
 
@@ -92,14 +98,9 @@ def test_traindiff_imports_nothing_of_shardlab_and_its_files_no_circle():
     """It can be installed alone."""
     imports = {}
     for path in (ROOT / "scripts/traindiff").glob("*.py"):
-        names = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            if isinstance(node, ast.ImportFrom):
-                names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+        names = {*imported(path)}
         assert "shardlab" not in {name.partition(".")[0] for name in names}, path
-        imports[f"traindiff.{path.stem}"] = names
+        imports[f"traindiff.{path.stem}"] = names | {name.rpartition(".")[0] for name in names}
     TopologicalSorter({name: names & {*imports} for name, names in imports.items()}).prepare()
 
 
@@ -110,12 +111,9 @@ def test_what_runs_in_the_image_imports_no_package_of_the_table_and_the_report()
     while todo:
         path = todo.pop()
         found.add(path)
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            assert not {name.partition(".")[0] for name in names} & {"pandas", "altair", "jinja2", "tabulate"}, path
-            for name in names:
-                for file in (f"{name.replace('.', '/')}.py", f"{name.replace('.', '/')}/__init__.py"):
-                    if name.startswith("shardlab") and (ROOT / "scripts" / file).exists():
-                        todo += {ROOT / "scripts" / file} - found
+        names = {*imported(path)}
+        assert not {name.partition(".")[0] for name in names} & {"pandas", "altair", "jinja2", "tabulate"}, path
+        for name in names | {name.rpartition(".")[0] for name in names}:
+            place = ROOT / "scripts" / name.replace(".", "/")
+            files = {place.with_suffix(".py"), place / "__init__.py"} - found
+            todo += [file for file in files if name.startswith("shardlab") and file.exists()]

@@ -6,9 +6,7 @@ import torch
 
 from helpers.common import TINY, tiny_run, with_weights
 from shardlab.errors import UserError
-from shardlab.models._chain import Segment
 from shardlab.models._layers import Attention
-from shardlab.models._losses import TARGETS
 from shardlab.parallel import context
 from shardlab.runtime import tasks
 
@@ -92,11 +90,6 @@ def test_a_model_that_gives_logits_alone_has_no_loss_in_chunks():
     with pytest.raises(UserError, match="set it to 1"):
         tasks.check_model(run, torch.nn.Linear(1, 1))
     tasks.check_model(tiny_run("vit", loss_chunks=3), torch.nn.Linear(1, 1))  # of one target a sample
-    model = with_weights(run)
-    model.segments = lambda: [Segment((), model, (TARGETS,))]
-    tasks.check_model(run, model)
-    with pytest.raises(UserError, match=r"returns losses without it; set recipe.loss_chunks to 1"):
-        tasks.check_model(tiny_run("llama2", loss_chunks=3, label_smoothing=0.1), model)
 
 
 def test_a_model_must_tell_the_documents_of_a_row_apart(tiny_data):

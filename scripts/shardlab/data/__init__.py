@@ -31,7 +31,7 @@ def read(data: DataSet, raw: Path) -> dict[str, Samples]:
     splits: dict[str, Samples] = import_module(f"shardlab.data.{data.reader}").read(data, raw)
     for name in SPLITS:
         samples = splits.get(name, []) if isinstance(splits, dict) else None
-        if not _can_be_read_again(samples):
+        if not isinstance(samples, Iterable) or isinstance(samples, Iterator | str | bytes | dict):
             raise UserError(
                 f"data set {data.name}: read(data, raw) in scripts/shardlab/data/{data.reader}.py must return "
                 f"{{split: samples}} with the splits {', '.join(SPLITS)}, where samples are a list of tuples or can be "
@@ -39,15 +39,11 @@ def read(data: DataSet, raw: Path) -> dict[str, Samples]:
                 f"a {type(splits if samples is None else samples).__name__}."
             )
         if next(iter(Located(data, name, samples)), None) is None:
-            more = f"return more samples in scripts/shardlab/data/{data.reader}.py, or request more rows"
-            if data.hub:
-                more = "name a split of the repository with rows under `hub.splits`, or hold rows of train out"
-            raise UserError(f"data set {data.name}: the split {name} is empty; {more}.")
+            raise UserError(
+                f"data set {data.name}: the split {name} is empty; request more rows, or other ones (`hub.splits`, or "
+                f"scripts/shardlab/data/{data.reader}.py)."
+            )
     return splits
-
-
-def _can_be_read_again(value: object) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, Iterator | str | bytes | dict)
 
 
 def split(samples: list[T], seed: int, test: float = 0.1) -> dict[str, list[T]]:

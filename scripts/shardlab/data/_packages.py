@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from importlib.metadata import distribution
-from pathlib import PurePosixPath
 
 import numpy as np
 
@@ -18,11 +17,7 @@ def sources(seed: int) -> Iterator[str]:
         (str(path), path)
         for name in PACKAGES
         for path in distribution(name).files or ()
-        if path.suffix == ".py" and not _left_out(path)
+        if path.suffix == ".py" and "tests" not in path.parts and path.name not in GENERATED
     )
     for index in np.random.default_rng(seed).permutation(len(files)):
         yield files[index][1].read_text(encoding="utf-8")
-
-
-def _left_out(path: PurePosixPath) -> bool:
-    return "tests" in path.parts or path.name in GENERATED

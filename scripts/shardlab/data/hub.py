@@ -31,8 +31,6 @@ def read(data: DataSet, raw: Path) -> dict[str, "Rows"]:
     hub = source_of(data)
     again = remedy("download it again", f"{raw}/{MANIFEST}", "--force")
     manifest = read_json(raw / MANIFEST, f"data set {data.name}", again)
-    if "rows" not in manifest:
-        raise UserError(f"{raw} was downloaded by an earlier version; remove it and {again}.")
     if of_files(hub.model_dump(mode="json")) != of_files(manifest["hub"]):
         raise UserError(f"{raw} was downloaded with other settings than data set {data.name} has now; {again}.")
     for name, digest in manifest["rows"].items():

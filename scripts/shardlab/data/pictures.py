@@ -33,8 +33,7 @@ def pixels(picture: Any, channels: int, size: int, background: str, counts: Coun
     from PIL import Image, ImageOps
 
     if not isinstance(picture, Image.Image):
-        kind = "missing" if picture is None else f"a {type(picture).__name__}"
-        raise ValueError(f"the image is {kind}, not a picture of Pillow or an array of uint8")
+        raise ValueError(f"the image is of type {type(picture).__name__}, not a picture of Pillow or an array of uint8")
     try:
         picture.load()
     except Exception as error:  # of decoders, of many types
@@ -70,8 +69,7 @@ def _composited(picture: Image.Image, background: str, counts: Counter[str]) -> 
 
     if not picture.has_transparency_data:
         return picture
-    whole = picture.convert("LA") if picture.mode == "La" else picture
-    layer = whole.convert("RGBA")
+    layer = picture.convert("RGBA")
     if layer.getchannel("A").getextrema() == (255, 255):  # opaque
         return layer
     counts[f"transparent pictures put on {background}"] += 1

@@ -6,8 +6,7 @@ import shutil
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,7 +96,7 @@ class _Column:
         self.length += len(array)
 
 
-class SplitFile:
+class SplitFile(ExitStack):
     """A split's file that grows by parts, and appears when it is whole.
 
     Each array grows in a file without a name, of which nothing stays when this process is killed.
@@ -105,18 +104,10 @@ class SplitFile:
 
     def __init__(self, path: Path, source: str) -> None:
         """``source``: where the parts are from, for errors."""
+        super().__init__()
         self.path, self.source = path, source
         self.samples = 0
         self._columns: dict[str, _Column] = {}
-        self._files = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.close()
 
     def append(self, part: Arrays) -> None:
         """Append the arrays of consecutive samples.
@@ -130,7 +121,7 @@ class SplitFile:
             for name, array in part.items():
                 if first := name not in self._columns:
                     file = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115
-                    self._columns[name] = _Column(array, self._files.enter_context(file))
+                    self._columns[name] = _Column(array, self.enter_context(file))
                 if name.endswith(OFFSETS):
                     array = (array if first else array[1:]) + bases.get(name.removesuffix(OFFSETS), 0)
                 self._columns[name].append(array)

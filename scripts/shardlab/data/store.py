@@ -21,32 +21,6 @@ from shardlab.settings.run_identity import difference
 from shardlab.settings.types import DataSet
 
 
-class Overlap:
-    """Digests of the samples of one split after another, of which train is the first: 8 bytes of memory per sample."""
-
-    def __init__(self) -> None:
-        self._train: NDArray[np.uint64] | None = None
-        self._seen = array("Q")
-
-    def add(self, sample: Arrays) -> None:
-        """Add a sample of the present split."""
-        digest = hashlib.blake2b(digest_size=8)
-        for values in sample.values():
-            digest.update(values.nbytes.to_bytes(8, "little"))
-            digest.update(values.tobytes())
-        self._seen.append(int.from_bytes(digest.digest(), "little"))
-
-    def end_of_split(self) -> int:
-        """Return how many samples of the split that ends here are also in train, if it is another one."""
-        seen, self._seen = np.frombuffer(self._seen, np.uint64), array("Q")
-        if self._train is None:
-            self._train = seen
-            self._train.sort()
-            return 0
-        places = np.searchsorted(self._train, seen).clip(max=len(self._train) - 1)
-        return int((self._train[places] == seen).sum())
-
-
 def write(
     folder: Path,
     data: DataSet,
@@ -67,12 +41,15 @@ def write(
         (folder / "dataset.json").unlink(missing_ok=True)
         for left in folder.glob(".*.tmp"):  # by a killed call
             left.unlink()
-        names, written, overlap = [], {}, Overlap()
+        names, written = [], {}
         for split in SPLITS:
             names.append(f"{split}.safetensors")
-            written[split] = _write_split(folder / names[-1], data, split, splits[split], overlap)
-            if common := overlap.end_of_split():
-                counts[split]["samples that are also in train"] = common
+            digests = _write_split(folder / names[-1], data, split, splits[split])
+            written[split] = len(digests)
+            if split == "train":
+                of_train = digests
+            elif common := np.isin(digests, of_train).sum():
+                counts[split]["samples that are also in train"] = int(common)
         if text is not None:
             names.append("tokenizer.json")
             write_atomic(folder / names[-1], lambda path: text.tokenizer.save(str(path)))
@@ -91,19 +68,27 @@ def write(
     return manifest
 
 
-def _write_split(path: Path, data: DataSet, split: str, parts: Iterable[Arrays], overlap: Overlap) -> int:
-    """Write a split's file; return the number of samples, each of which ``overlap`` sees."""
+def _write_split(path: Path, data: DataSet, split: str, parts: Iterable[Arrays]) -> NDArray[np.uint64]:
+    """Write a split's file; return a digest of each sample: 8 bytes of memory per sample."""
+    digests = array("Q")
     with SplitFile(path, f"data set {data.name}, split {split}: encoder {data.task}") as file:
         for part in parts:
             file.append(part)
-            for index in range(samples(part)):
-                overlap.add(row(part, index))
+            digests.extend(_digest(row(part, index)) for index in range(samples(part)))
         if not file.samples:
             raise UserError(
                 f"data set {data.name}: the split {split} has no samples after encoding; request more rows."
             )
         file.save()
-        return file.samples
+    return np.frombuffer(digests, np.uint64)
+
+
+def _digest(sample: Arrays) -> int:
+    digest = hashlib.blake2b(digest_size=8)
+    for values in sample.values():
+        digest.update(values.nbytes.to_bytes(8, "little"))
+        digest.update(values.tobytes())
+    return int.from_bytes(digest.digest(), "little")
 
 
 def fingerprint(files: dict[str, str]) -> str:
@@ -166,11 +151,6 @@ def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / "dataset.json"
     again = remedy("recreate it", path, "--force")
     manifest = read_json(path, "data set", again)
-    try:
-        files = manifest["files"]
-        whole = {f"{split}.safetensors" for split in SPLITS} <= files.keys() and isinstance(manifest["data"], dict)
-        if whole and manifest["fingerprint"] == fingerprint(files):
-            return dict(manifest)
-    except (AttributeError, KeyError, TypeError):
-        pass
-    raise UserError(f"{path} is damaged or was edited; {again}.")
+    if not isinstance(manifest, dict) or manifest.get("fingerprint") != fingerprint(dict(manifest.get("files", {}))):
+        raise UserError(f"{path} is damaged or was edited; {again}.")
+    return manifest

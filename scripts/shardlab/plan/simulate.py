@@ -6,6 +6,7 @@ of CPU tensors, which are the same on any device.
 """
 
 import gc
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -146,25 +147,19 @@ def _together(run: Run, weights: dict[int, int], seen: list[dict[str, Any] | str
     if reasons := [each for each in seen if isinstance(each, str)]:
         return reasons[0]
     estimate = [each for each in seen if not isinstance(each, str)]
-    keys = {(entry["axis"], entry["collective"]) for each in estimate for entry in each["traffic"]}
-    traffic = [
-        {"axis": axis, "collective": name, "bytes": _mean(axis, name, weights, estimate)} for axis, name in sorted(keys)
-    ]
+    sent: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for ranks, each in zip(weights.values(), estimate, strict=True):
+        for entry in each["traffic"]:
+            sent[entry["axis"], entry["collective"]] += ranks * entry["bytes"]
     whole = {
         "ranks": [*weights],
         "tensor_bytes": [each["tensor_bytes"] for each in estimate],
-        "traffic": traffic,
+        "traffic": [
+            {"axis": axis, "collective": name, "bytes": size / sum(weights.values())}  # the mean over all ranks
+            for (axis, name), size in sorted(sent.items())
+        ],
     }
     return _zero(run, estimate[0] | whole) if run.zero_stage else estimate[0] | whole
-
-
-def _mean(axis: str, name: str, weights: dict[int, int], estimate: list[dict[str, Any]]) -> float:
-    """Return the bytes of a collective along an axis that a rank sends: the mean over all ranks."""
-    sent = 0.0
-    for ranks, each in zip(weights.values(), estimate, strict=True):
-        own = sum(entry["bytes"] for entry in each["traffic"] if (entry["axis"], entry["collective"]) == (axis, name))
-        sent += ranks * own
-    return sent / sum(weights.values())
 
 
 def _or_why(simulated: Callable[..., Any], *words: Any) -> Any:

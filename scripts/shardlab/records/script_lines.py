@@ -40,11 +40,9 @@ def parse(text: str, where: str) -> Line:
     step = values.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise UserError(f"{where} has no `step`, a number counted from 0; write lines such as {EXAMPLE}.")
-    return Line(step, _number(values, "loss", f"{where} (step {step})"), _norm(values, f"{where} (step {step})"))
-
-
-def _norm(values: dict[str, Any], where: str) -> float | None:
-    return None if values.get("grad_norm") is None else _number(values, "grad_norm", where)
+    where = f"{where} (step {step})"
+    norm = None if values.get("grad_norm") is None else _number(values, "grad_norm", where)
+    return Line(step, _number(values, "loss", where), norm)
 
 
 def _number(values: dict[str, Any], key: str, where: str) -> float:

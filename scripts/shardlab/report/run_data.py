@@ -9,7 +9,7 @@ import pandas as pd
 from shardlab.errors import UserError
 from shardlab.records import metrics, plan
 from shardlab.records.plan import Plan
-from shardlab.records.reports import TestReport, TrainReport
+from shardlab.records.reports import TrainReport
 from shardlab.records.timeline import Timeline
 from shardlab.report.families import family
 from shardlab.settings.types import Run
@@ -23,10 +23,9 @@ class Shown:
     """A finished run that belongs to the call."""
 
     train: TrainReport
-    test: TestReport | None
     steps: pd.DataFrame
-    """step, loss, grad_norm, seconds, expert_load (tokens by layer and expert), dropped_tokens: one row per training
-    step, in order; the last two are missing without experts."""
+    """step, loss, expert_load (tokens by layer and expert), dropped_tokens: one row per training step, in order; the
+    last two are missing without experts."""
     timeline: Timeline | None = None
     """One step; None if none was recorded, or it belongs to another training."""
     plan: Plan | None = None
@@ -71,7 +70,7 @@ class RunData:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """strategy, family, step, loss, seconds, single (the loss of ``single`` in that step), chosen for drawing."""
+        """strategy, family, step, loss, single (the loss of ``single`` in that step), chosen for drawing."""
         single = next((run.steps.set_index("step").loss for run in self.runs if run.train.strategy == "single"), None)
         parts = []
         most = min(POINTS, max(10, MARKS // max(1, len(self.runs))))
@@ -79,7 +78,7 @@ class RunData:
             every = max(1, -(-len(run.steps) // most))
             part = run.steps.iloc[::every].assign(strategy=run.train.strategy, family=self.families[run.train.strategy])
             parts.append(part.assign(single=part.step.map(single) if single is not None else None))
-        columns = ["strategy", "family", "step", "loss", "seconds", "single"]
+        columns = ["strategy", "family", "step", "loss", "single"]
         return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)
 
 
@@ -90,13 +89,11 @@ def collect(table: pd.DataFrame, results: Path, workloads: list[str] | None = No
     for row in rows[rows.validation_loss.notna()].itertuples():
         folder = results / str(row.strategy) / str(row.workload)
         train = TrainReport.read(folder / "train.json", "train again")
-        test = TestReport.read(folder / "test.json", "evaluate again") if row.status == "done" else None
         steps = [record for record in metrics.read(folder / metrics.NAME) if record["kind"] == "train"]
-        columns = ["step", "loss", "grad_norm", "seconds", "expert_load", "dropped_tokens"]
+        columns = ["step", "loss", "expert_load", "dropped_tokens"]
         timeline = _timeline(folder / "timeline.json", train)
-        run = Run.model_validate(train.settings)
-        planned = plan.find(run, results)
-        runs.append(Shown(train, test, pd.DataFrame(steps, columns=columns), timeline, planned))
+        planned = plan.find(Run.model_validate(train.settings), results)
+        runs.append(Shown(train, pd.DataFrame(steps, columns=columns), timeline, planned))
     return RunData(table, runs)
 
 

@@ -113,8 +113,6 @@ def check_experts(mesh: ParallelDims, workload: Workload, name: str, args: dict[
     if not mesh.axes("experts"):
         return
     ep, shards, replicas = mesh.parts("experts"), mesh.shards, mesh.replicas
-    if pretrained.is_pretrained(workload.model) and not (workload.experts or workload.is_declared):
-        raise Unsupported(f"ep splits the experts of transformers models in the tasks {', '.join(CAUSAL)} alone.")
     if not workload.experts and not workload.is_declared:
         raise Unsupported(
             f"workload {name} has no experts for ep to split; if its model has a mixture of experts, name its modules "

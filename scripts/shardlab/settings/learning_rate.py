@@ -1,45 +1,17 @@
 """Learning-rate schedules: pure functions of the step, so that a run that resumes needs no state."""
 
 import math
-from collections.abc import Callable
-from typing import Annotated
+from typing import Literal
 
 from pydantic import Field, NonNegativeInt
 
-from shardlab.schema import Strict, one_of
-
-
-def _constant(schedule: "Schedule", step: int, steps: int, epoch: int) -> float:
-    return 1.0
-
-
-def _step(schedule: "Schedule", step: int, steps: int, epoch: int) -> float:
-    """The closed form of torch.optim.lr_scheduler.StepLR, once per epoch."""
-    return schedule.gamma**epoch
-
-
-def _linear(schedule: "Schedule", step: int, steps: int, epoch: int) -> float:
-    return 1.0 + (schedule.end - 1.0) * step / steps
-
-
-def _cosine(schedule: "Schedule", step: int, steps: int, epoch: int) -> float:
-    """Loshchilov and Hutter, 2017 (arXiv:1608.03983), without restarts."""
-    return schedule.end + (1.0 - schedule.end) * (1.0 + math.cos(math.pi * step / steps)) / 2
-
-
-SCHEDULES: dict[str, Callable[["Schedule", int, int, int], float]] = {
-    "constant": _constant,
-    "step": _step,
-    "linear": _linear,
-    "cosine": _cosine,
-}
-"""Name: factor of the learning rate at a step, counted from 0, of so many after the warm-up, in an epoch with it."""
+from shardlab.schema import Strict
 
 
 class Schedule(Strict):
     """Schedule of the learning rate: factors of recipe.optimizer.learning_rate."""
 
-    name: Annotated[str, *one_of(SCHEDULES)] = Field(
+    name: Literal["constant", "step", "linear", "cosine"] = Field(
         "constant", description="constant; step: multiply by gamma after each epoch; linear or cosine: decay to end."
     )
     gamma: float = Field(1.0, gt=0, le=1e6, description="step: factor per epoch.")
@@ -52,5 +24,12 @@ class Schedule(Strict):
         """Return the factor at ``step`` of ``steps``, both counted over all epochs, the step from 0."""
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
-        after = max(steps - self.warmup_steps, 1)
-        return SCHEDULES[self.name](self, step - self.warmup_steps, after, step // steps_per_epoch)
+        step_after, steps_after = step - self.warmup_steps, max(steps - self.warmup_steps, 1)
+        match self.name:
+            case "step":  # the closed form of torch.optim.lr_scheduler.StepLR, once per epoch
+                return self.gamma ** (step // steps_per_epoch)
+            case "linear":
+                return 1.0 + (self.end - 1.0) * step_after / steps_after
+            case "cosine":  # Loshchilov and Hutter, 2017 (arXiv:1608.03983), without restarts
+                return self.end + (1.0 - self.end) * (1.0 + math.cos(math.pi * step_after / steps_after)) / 2
+        return 1.0

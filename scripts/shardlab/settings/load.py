@@ -32,12 +32,10 @@ def read_yaml(path: Path) -> Any:
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{name} is missing; restore it from a fresh clone, or name an existing file.") from None
-    except (IsADirectoryError, UnicodeDecodeError):
+    except UnicodeDecodeError:
         raise UserError(f"{name} is not UTF-8 text; save it as UTF-8.") from None
     except OSError as error:
-        raise UserError(f"{name} cannot be read ({error.strerror}); make it readable, or remove it.") from None
+        raise UserError(f"{name} cannot be read ({error.strerror}); name a file that can be.") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}; fix it there.") from None
     if not isinstance(content, dict):
@@ -73,7 +71,10 @@ def _word(text: str) -> str | Config:
     if re.match(r"\w+=", text):
         return text
     if text.startswith("{"):
-        return config(_from_json(text))
+        try:
+            return config(json.loads(text))
+        except ValueError as error:
+            raise UserError(f"--config is not JSON ({error}); quote it for the shell, or name a YAML file.") from None
     if not Path(text).exists():
         raise UserError(f"--config: there is no file {text}; write KEY=VALUE, or name an existing YAML file.")
     return config(read_yaml(Path(text)))
@@ -103,13 +104,6 @@ def called_with(changes: list[str]) -> dict[str, Any]:
     return merged(read_yaml(CONFIG / "config.yaml"), parse_config(changes))
 
 
-def _from_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UserError(f"--config is not JSON ({error}); quote it for the shell, or name a YAML file.") from None
-
-
 @cache
 def names(folder: str) -> tuple[str, ...]:
     """Return the names of the workloads or sites: the files of ``config/<folder>``."""
@@ -125,8 +119,6 @@ def _check_name(kind: str, name: str, where: str) -> None:
 
 def config(values: dict[str, Any]) -> Config:
     """Validate the merged configuration, and check that every name in it exists."""
-    if not isinstance(values, dict):
-        raise UserError("config: the configuration is not keys and values; write key: value.")
     config = check(Config, _with_nulls(values), "config")
     check(Recipe, config.recipe, "config: recipe")
     if config.strategies == ["all"]:

@@ -23,12 +23,8 @@ def data_set(config: Config, name: str) -> DataSet:
     def of(_: str, workload: Workload, size: Size, varied: str) -> DataSet:
         return data_of(workload, config, size, config.seed, varied=varied)
 
-    found: dict[str, DataSet] = {}
-    for data in _each(config, of):
-        found.setdefault(data.name, data)
-    if name not in found:
-        raise unknown("data set", name, found, "config")
-    return found[name]
+    # Of several with a name the first one counts.
+    return _known("data set", name, {each.name: each for each in reversed([*_each(config, of)])})
 
 
 def model(config: Config, folder: str) -> Model:
@@ -43,13 +39,13 @@ def model(config: Config, folder: str) -> Model:
             return None
         return model_of(workload, name, model_args(workload, config, size), 0)
 
-    found: dict[str, Model] = {}
-    for requested in _each(config, of):
-        if requested is not None:
-            found.setdefault(str(requested.folder), requested)
-    if folder not in found:
-        raise unknown("model", folder, found, "config")
-    return found[folder]
+    return _known("model", folder, {str(each.folder): each for each in reversed([*_each(config, of)]) if each})
+
+
+def _known(what: str, name: str, found: dict[str, T]) -> T:
+    if name not in found:
+        raise unknown(what, name, found, "config")
+    return found[name]
 
 
 def _each(config: Config, of: Callable[[str, Workload, Size, str], T]) -> Iterator[T]:

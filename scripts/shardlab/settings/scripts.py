@@ -37,8 +37,8 @@ def check(script: str, where: str) -> None:
         raise UserError(f"{where}: script {script} is not executable; run: chmod +x {script}.")
 
 
-def files(script: str) -> Iterator[tuple[Path, ast.Module | None]]:
-    """Yield the files that a script consists of, each with its syntax tree if it is Python.
+def digests(script: str) -> dict[str, str]:
+    """Return {path from the project's root: digest} of a script's files; comments of Python do not count.
 
     They are the script, the modules next to it that it imports anywhere, and the files that it names in a string (if it
     is not Python: as a word), from its folder or from the project's root; and so on for each of these.
@@ -47,32 +47,26 @@ def files(script: str) -> Iterator[tuple[Path, ast.Module | None]]:
         UserError: one that ends in .py is not Python.
     """
     top = (ROOT / script).resolve().parent
-    waiting, known = [ROOT / script], set()
+    waiting, found = [ROOT / script], {}
     while waiting:
         path = waiting.pop().resolve()
-        if path in known or not path.is_file() or not path.is_relative_to(ROOT):
+        if not path.is_file() or not path.is_relative_to(ROOT):
             continue
-        if path.relative_to(ROOT).parts[0] in GENERATED:
+        name = str(path.relative_to(ROOT))
+        if name in found or path.relative_to(ROOT).parts[0] in GENERATED:
             continue
-        known.add(path)
-        tree = syntax_tree(path) if path.suffix == ".py" else None
-        yield path, tree
-        if tree:
-            waiting += [*_imports(tree, path.parent, top)]
-            names = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        content = path.read_bytes()
+        if path.suffix == ".py":
+            tree = syntax_tree(path)
+            content = ast.dump(tree).encode()
+            waiting += _imports(tree, path.parent, top)
+            named = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
         else:
-            names = [*re.findall(r"[\w./-]+", path.read_bytes().decode(errors="replace"))]
-        for name in names:
-            if isinstance(name, str) and 0 < len(name) < LONGEST and "\0" not in name:
-                waiting += [path.parent / name, ROOT / name]
-
-
-def digests(script: str) -> dict[str, str]:
-    """Return {path from the project's root: digest} of a script's files; comments of Python do not count."""
-    found = {}
-    for path, tree in files(script):
-        content = path.read_bytes() if tree is None else ast.dump(tree).encode()
-        found[str(path.relative_to(ROOT))] = hashlib.sha256(content).hexdigest()[:16]
+            named = re.findall(r"[\w./-]+", content.decode(errors="replace"))
+        found[name] = hashlib.sha256(content).hexdigest()[:16]
+        for text in named:
+            if isinstance(text, str) and 0 < len(text) < LONGEST and "\0" not in text:
+                waiting += [path.parent / text, ROOT / text]
     return dict(sorted(found.items()))
 
 

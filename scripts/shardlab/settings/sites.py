@@ -183,10 +183,8 @@ class Slurm(Strict):
 
     def queue_for(self, stage: Stage, nodes: int, gpus_per_node: int) -> Queue | None:
         """Return the queue that takes a stage's job of this size, with the unset keys filled in; None if none does."""
-        for queue in self.queues_of(stage):
-            if queue.takes(nodes, gpus_per_node):
-                return self.filled(queue)
-        return None
+        taking = (queue for queue in self.queues_of(stage) if queue.takes(nodes, gpus_per_node))
+        return next(map(self.filled, taking), None)
 
     def filled(self, queue: Queue) -> Queue:
         """Return a queue with the unset keys filled in."""

@@ -1,4 +1,4 @@
-"""Strict YAML: keys are unique text; numbers of base 8 or 60, by a leading zero or a colon, are refused."""
+"""Strict YAML: keys are unique; numbers of base 8 or 60, by a leading zero or a colon, are refused."""
 
 from typing import Any
 
@@ -11,13 +11,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            if key.tag != "tag:yaml.org,2002:merge" and isinstance(key, yaml.ScalarNode):
-                if key.tag != "tag:yaml.org,2002:str":
-                    kind = key.tag.rpartition(":")[2]
-                    raise yaml.YAMLError(
-                        f"the key {key.value} in line {key.start_mark.line + 1} is read as {kind}, not as text; "
-                        f"put it in quotes: '{key.value}'"
-                    )
+            if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     raise yaml.YAMLError(f"the key `{key.value}` is duplicated in line {key.start_mark.line + 1}")
                 seen.add(key.value)
@@ -41,7 +35,7 @@ def parse_yaml(text: str) -> Any:
     """Parse a YAML text; an empty one is {}.
 
     Raises:
-        yaml.YAMLError: it is not YAML, or has a duplicate key, one that is not text, or a number of another base.
+        yaml.YAMLError: it is not YAML, or has a duplicate key, or a number of another base.
     """
     value = yaml.load(text, Loader=_Loader)
     return {} if value is None else value

@@ -170,7 +170,8 @@ def parse(name: str) -> tuple[str, Values]:
         key, _, text = part.partition("=")
         if key not in keys():
             raise unknown("key", key, keys(), f"the name {name}")
-        values[key] = keys()[key].check(_parts(text), f"the name {name}: {key}")
+        given = [read(each) for each in text.split(":")] if ":" in text else read(text)
+        values[key] = keys()[key].check(given, f"the name {name}: {key}")
     if (right := named(what, values)) != name:
         raise UserError(f"the name {name} must be written {right}; use that.")
     return what, values
@@ -189,10 +190,6 @@ def parse_side(name: str, side: Literal["strategy", "workload"]) -> tuple[str, V
             plural = {"strategy": "strategies", "workload": "workloads"}[varied]
             raise UserError(f"the name {name}: {key} varies {plural}; write it after the {varied}'s name.")
     return what, values
-
-
-def _parts(text: str) -> Any:
-    return [read(part) for part in text.split(":")] if ":" in text else read(text)
 
 
 def read(given: Any) -> Any:
