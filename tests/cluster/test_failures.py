@@ -42,15 +42,6 @@ def test_wrong_account(trained):
     assert "Invalid account or account/partition combination specified" in seen
 
 
-@pytest.mark.long
-def test_more_gpus_than_a_node_has_is_refused_before_anything_is_submitted(trained):
-    seen = fails(trained, "ranks_per_node=8")
-    assert "8 ranks per node are requested, but a node of site test has 4; set ranks_per_node to at most 4." in seen
-    assert "submitted" not in seen
-    seen = fails(trained, "ranks_per_node=8", "site_settings={ranks_per_node_max: 8}")
-    assert "Requested node configuration is not available" in seen
-
-
 def test_time_limit(too_long):
     """Not the first test in this file, so that the job's two minutes pass meanwhile."""
     learner, driver = too_long
@@ -73,17 +64,6 @@ def test_time_limit(too_long):
     assert steps(learner, "ddp/mlp") >= first["reached"]
     again = {"first_step_at": started()[1]["time"], "from_step": started()[1]["step"]}
     survived("Slurm: time limit", "two minutes", *cost([first, again]), layer="cluster", equal="not compared")
-
-
-@pytest.mark.long
-def test_image_missing(trained):
-    (trained.path / "containers/train.sif").unlink()
-    seen = fails(trained)
-    assert "the image containers/train.sif is missing; build it again with" in seen
-    named = "site_settings={container: {image: /nowhere/train.sif}}"
-    assert "the image /nowhere/train.sif does not exist; set container.image in the site's file" in fails(
-        trained, named
-    )
 
 
 @pytest.mark.long

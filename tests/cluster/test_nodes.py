@@ -83,7 +83,6 @@ def test_a_queue_that_takes_one_job_of_a_user_at_a_named_cluster(learner):
     assert all(last["End"] <= job["Submit"] for last, job in itertools.pairwise(jobs))
 
 
-@pytest.mark.long
 def test_short_runs_share_a_job(learner):
     """Snakemake's groups, by the flags of docs/your-own.md: one after the other, with what one of them needs."""
     page = (ROOT / "docs/your-own.md").read_text()

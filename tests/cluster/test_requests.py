@@ -63,16 +63,3 @@ def test_a_size_that_no_queue_takes_is_refused_before_submission(packed):
     assert "ddp x mlp: train requests 2 x 2 GPUs" in call.stdout
     assert "small: 1 node, 2 GPUs per node" in call.stdout
     assert {row["JobID"] for row in sacct("JobID", since=begin)} == {job}
-
-
-GROUPS = "--groups init=runs train=runs evaluate=runs --group-components runs=20 --resources nodes=1"
-GROUPS += " --set-resource-scopes nodes=local --set-resources init:runtime=2 train:runtime=5 evaluate:runtime=2"
-
-
-def test_a_group_of_runs_shares_one_job(learner):
-    """As docs/your-own.md has it, "A sweep"."""
-    sweep = ["workloads=[mlp]", "strategies=[single]", "sweep={seed: [1, 2, 3]}"]
-    learner.snakemake("results/summary.md", config=sweep, flags=GROUPS.split())
-    attempts = [history(path.parent) for path in (learner.path / "results/single").glob("mlp@*/train.json")]
-    assert len(attempts) == 3
-    assert len({attempt.slurm_job_id for found in attempts for attempt in found}) == 1

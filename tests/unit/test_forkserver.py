@@ -122,17 +122,6 @@ time.sleep(300)  # longer than a test waits
 """
 
 
-def test_a_job_has_the_clients_words_and_files(server, write):
-    program = write('print(sys.argv[1:], os.getpid())\nprint("to stderr", file=sys.stderr)\nreturn 7')
-    for words in (["--x", "y z"], []):
-        child = server.start(program, *words)
-        said, errors = child.communicate(timeout=60)
-        assert said.startswith(f"{words} ")
-        assert str(child.pid) not in said
-        assert (errors, child.returncode) == ("to stderr\n", 7)
-        assert server.said.read_text() == "prepared\n", "once"
-
-
 STAINED = """
 import signal, tempfile
 os.environ |= {"LEFT": "the server's", "B": "the server's"}
@@ -177,15 +166,20 @@ def test_a_job_has_nothing_of_the_server_but_what_imports_set_for_themselves(ser
 @pytest.mark.parametrize(
     ("ends", "status", "said"),
     [
-        ("raise UserError('no such thing.')", 1, "error: no such thing.\n"),
+        (
+            "print(sys.argv[1:], file=sys.stderr)\nraise UserError('no such thing.')",
+            1,
+            "['--x']\nerror: no such thing.\n",
+        ),
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
     ],
 )
 def test_a_client_ends_as_its_job_does(server, write, ends, status, said):
-    child = server.start(write(f"from shardlab.errors import UserError\n{ends}"))
+    child = server.start(write(f"from shardlab.errors import UserError\n{ends}"), "--x")
     _, errors = child.communicate(timeout=60)
     assert child.returncode == status
     assert said in errors
+    assert server.said.read_text() == "prepared\n"
 
 
 def test_signals_reach_the_job(server, write):

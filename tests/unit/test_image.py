@@ -85,6 +85,9 @@ def test_an_image_that_was_changed_after_its_report(tmp_path):
     os.utime(tmp_path / "train.sif", (2e9, 2e9))
     with pytest.raises(UserError, match=r"is not the one in .*train.image.json \(its SHA-256 differs\)"):
         read_image(tmp_path / "train.image.json")
+    (tmp_path / "train.sif").unlink()
+    with pytest.raises(UserError, match=r"train.sif is missing; build it again with"):
+        read_image(tmp_path / "train.image.json")
 
 
 def test_wheels_for_rocm_are_those_of_the_lock_file_without_pytorch_and_nvidia(tmp_path):
