@@ -11,7 +11,7 @@ import cluster
 from helpers.common import ROOT
 from helpers.hub_files import articles, environment, repository
 from helpers.hub_server import Hub
-from login import gpus, now, sacct, snakemake
+from login import now, sacct
 
 TWO = ["nodes=2"]
 ACCOUNTED = ("JobID", "NNodes", "NodeList", "AllocTRES", "State", "Start", "End")
@@ -50,25 +50,6 @@ def test_two_runs_at_once_on_the_same_nodes_that_meet_at_an_interface(pair):
     for _, report, log in pair:
         assert set(report["hosts"]) == {"n1", "n2"}
         assert "address show dev eth0" in log
-
-
-def test_all_gpus_of_two_nodes_and_none(learner):
-    """8 GPUs, and ranks without one; 1, 2 and 4 are in the default matrix."""
-    sizes = {
-        "hsdp": (8, ["ranks_per_node=4", "nodes=2", "workloads=[mlp]"]),
-        "zero1": (0, ["site_settings={slurm: {gpus: null}}"]),
-    }
-    since = now()
-    learner.snakemake("data/prepared/pairs/dataset.json")
-    calls = [
-        learner.start(*snakemake(f"results/{name}/mlp.done", config=config)) for name, (_, config) in sizes.items()
-    ]
-    for call in calls:
-        learner.finish(call)
-    for name, (expected, _) in sizes.items():
-        report = learner.json(f"results/{name}/mlp/train.json")
-        assert gpus(since)[report["slurm_job_id"]] == expected
-        assert len(report["hosts"]) == (expected or 2)
 
 
 def test_a_queue_that_takes_one_job_of_a_user_at_a_named_cluster(learner):

@@ -15,7 +15,7 @@ from helpers.common import save_initial, tiny_run, until
 from shardlab.errors import Unsupported, UserError
 from shardlab.records import metrics
 from shardlab.records.script_lines import Lines
-from shardlab.runs import script_place, script_rank
+from shardlab.runs import script_place, script_rank, signals
 from shardlab.runs.attempts import AttemptLog
 from shardlab.settings import load, resolve, scripts
 from shardlab.settings.types import Strategy
@@ -183,7 +183,7 @@ write(0, 1)
 request_to_stop()
 time.sleep(5)
 """
-    assert supervised(text) == script_rank.STOPPED
+    assert supervised(text) == signals.STOPPED
     last = metrics.read(tmp_path / metrics.NAME)[-1]
     assert (last["kind"], last["step"], last["why"]) == ("stopped", 1, "SIGUSR1")
     assert (tmp_path / script_place.OUTPUT / "checkpoints").is_dir()
@@ -202,7 +202,7 @@ def test_a_stopped_rank_of_srun_waits_for_those_that_save(supervised, tmp_path):
     rank.start()
     two = {"script_launcher": "srun", "ranks_per_node": 2}
     text = "write(0)\nrequest_to_stop()\ntime.sleep(60)"
-    assert supervised(text, settings=two, stop_seconds=30) == script_rank.STOPPED
+    assert supervised(text, settings=two, stop_seconds=30) == signals.STOPPED
     assert ended == ["the other one"]
     rank.join(timeout=30)
     assert not rank.is_alive()

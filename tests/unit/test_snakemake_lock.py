@@ -104,6 +104,9 @@ def test_a_folder_that_is_not_writable(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     with pytest.raises(UserError, match=f"you cannot write into {tmp_path}; work in your own copy"):
         call_checks.check_folder(tmp_path)
+    (tmp_path / "results").symlink_to("purged")
+    with pytest.raises(UserError, match="results is a link to purged, which does not exist"):
+        call_checks.check_folder(tmp_path)
 
 
 def test_the_runs_that_a_call_names():

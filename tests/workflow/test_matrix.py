@@ -11,9 +11,7 @@ import yaml
 from helpers.browser import opened
 from helpers.common import HARD_NAME, ROOT
 from helpers.documents import readme
-from helpers.keys import CHANGES
 from shardlab.report import charts
-from shardlab.settings.run_identity import KEYS as KEYS_OF
 
 pytestmark = pytest.mark.timeout(1800)
 WITHOUT_DATA = ("pipeline_bubble", "expert_load")
@@ -98,7 +96,7 @@ def test_summary_for_people_has_the_verdict_the_call_and_the_matrix(finished):
 
 
 def test_a_second_call_has_nothing_to_do_also_after_a_comment_and_a_change_of_code_of_no_run(finished):
-    """Which runs depend on which file: tests/unit/test_code_fingerprint.py."""
+    """Which runs depend on which file, and on which key: tests/unit/test_code_fingerprint.py, test_run_identity.py."""
     more = {"models/mlp.py": "# a comment\n", "measure/step_profiler.py": "MORE = 1\n"}
     before = {path: path.read_text() for path in (finished.path / "scripts/shardlab" / file for file in more)}
     for (path, text), lines in zip(before.items(), more.values(), strict=True):
@@ -106,24 +104,5 @@ def test_a_second_call_has_nothing_to_do_also_after_a_comment_and_a_change_of_co
     assert "Nothing to be done" in finished.snakemake("all").stdout
     for path, text in before.items():
         path.write_text(text)
-
-
-def test_an_edit_of_place_or_time_trains_nothing_again(finished):
-    """Of all such keys at once; tests/unit/test_run_identity.py has each."""
-    classes = {section: f"{KEYS_OF[section]['place']} {KEYS_OF[section]['time']}".split() for section in KEYS_OF}
-    edits = {section: {key: CHANGES[section][key] for key in names} for section, names in classes.items()}
-    config, _ = finished.path / "config/config.yaml", edits["config"].pop("sweep")  # it only adds runs
-    before = yaml.safe_load(config.read_text())
-    edited = before | edits["config"] | {"recipe": RECIPE | edits["recipe"], "site_settings": edits["site"]}
-    names = {key: before[key][::-1] for key in ("workloads", "strategies")}
-    model = finished.path / "config/workloads/mlp.yaml"
-    text = model.read_text()
-    model.write_text(yaml.safe_dump(yaml.safe_load(text) | edits["workload"]))
-    config.write_text(yaml.safe_dump(edited | names))
-    listed = {*re.findall(r"^(\w+) +\d+$", finished.snakemake("-n", "all").stdout, re.MULTILINE)}
-    model.write_text(text)
-    config.write_text(yaml.safe_dump(before))
-    assert {"plan", "summarize", "report", "image"} <= listed
-    assert not listed & {"resolve", "resolve_init", "init", "train", "evaluate", "compare"}
     said = finished.run("python", "scripts/shardlab", "status").stdout
     assert len(re.findall(" {2,}done$", said, re.MULTILINE)) == 6
