@@ -18,18 +18,15 @@ def call(values=TWO, *arguments, overwritten=()):
 
 
 @pytest.mark.parametrize(
-    ("values", "target", "words"),
+    ("target", "words"),
     [
-        ({"nodes": 2}, "all", "can have at most 1; set nodes to at most 1"),
-        ({}, "results/fsdp/lama2.done", "there is no workload 'lama2'; did you mean llama2?"),
-        ({}, "results/pp_zbv/mlp.done", "mlp can be split into 2 segments, and pp_zbv needs 4"),
-        ({}, "results/export/ddp/mlp", "model mlp has no counterpart in transformers; models that have one: llama,"),
+        ("results/fsdp/lama2.done", r"there is no workload 'lama2'; did you mean llama2\?"),
+        ("results/export/ddp/mlp", "model mlp has no counterpart in transformers; models that have one: llama,"),
     ],
 )
-def test_a_mistake_is_found_before_any_job(values, target, words):
-    with pytest.raises(UserError) as error:
-        call(values, target)
-    assert words in str(error.value)
+def test_a_mistake_is_found_before_any_job(target, words):
+    with pytest.raises(UserError, match=words):
+        call({}, target)
 
 
 @pytest.mark.parametrize(

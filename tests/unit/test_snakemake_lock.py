@@ -62,22 +62,6 @@ def test_a_call_that_only_looks_takes_no_locks(words, runs_jobs):
     assert snakemake_lock.runs_jobs(words) == runs_jobs
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "config.yaml is empty"),
-        ("site: m\xfcnchen\n".encode("latin-1"), "config.yaml is not UTF-8 text"),
-    ],
-)
-def test_a_configuration_file_that_snakemake_would_misread(tmp_path, content, words):
-    path = tmp_path / "config.yaml"
-    path.write_bytes(content)
-    with pytest.raises(UserError) as raised:
-        call_checks.check_configuration([path])
-    assert words in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
 @pytest.mark.parametrize(("key", "value"), [("seed", 2), ("seal", "0")])
 def test_settings_that_were_edited_are_resolved_again(tmp_path, key, value):
     """By the next call, and no program takes them before; those of another configuration are no edit."""
@@ -107,16 +91,6 @@ def test_a_folder_that_is_not_writable(tmp_path, monkeypatch):
     (tmp_path / "results").symlink_to("purged")
     with pytest.raises(UserError, match="results is a link to purged, which does not exist"):
         call_checks.check_folder(tmp_path)
-
-
-def test_the_runs_that_a_call_names():
-    words = ["--profile", "x", "results/ddp/mlp.done", "results/single/mnist@learning_rate=0.1/test.json", "all"]
-    words += ["results/init/mlp.safetensors", "results/charts/loss.svg", "results/export/fsdp/llama2", "--report"]
-    assert list(call_checks.targets([*words, "results/a/b.zip"])) == [
-        ("ddp", "mlp", False),
-        ("single", "mnist@learning_rate=0.1", False),
-        ("fsdp", "llama2", True),
-    ]
 
 
 def test_a_target_that_is_nearly_one():
