@@ -1,9 +1,8 @@
 """The bill: what jobs requested and used, from sacct's rows."""
 
-import os
-
 import pytest
 
+from helpers.common import program
 from shardlab.errors import UserError
 from shardlab.runs import bill, planned_hours
 from shardlab.runs.slurm_reattach import name_of
@@ -29,18 +28,15 @@ def line(**values):
 @pytest.fixture
 def accounted(monkeypatch, tmp_path):
     """Function that gives a project's folder jobs, {number: rule/wildcards}, and sacct these rows."""
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
 
     def make(jobs, *rows):
         for number, place in jobs.items():
             log = tmp_path / bill.LOGS / f"rule_{place}" / f"{number}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             log.touch()
-        sacct = tmp_path / "bin/sacct"
         text = "\n".join(line(**{"JobName": name_of(tmp_path)} | row) for row in rows)
-        sacct.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
-        sacct.chmod(0o755)
+        program(tmp_path / "bin/sacct", f"cat <<'END'\n{text}\nEND")
         return tmp_path
 
     return make

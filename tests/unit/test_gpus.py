@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from helpers.common import program
 from shardlab.errors import UserError
 from shardlab.parallel import pipeline
 from shardlab.runs import gpus
@@ -23,8 +24,7 @@ def driver(tmp_path, monkeypatch):
 
     def put(lines):
         if lines is not None:
-            (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '%s' '{lines}'\n")
-            (tmp_path / "nvidia-smi").chmod(0o755)
+            program(tmp_path / "nvidia-smi", f"printf '%s' '{lines}'")
 
     return put
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.common import ROOT
+from helpers.common import ROOT, program
 from shardlab.cli import image
 from shardlab.errors import UserError
 from shardlab.files import sha256, write_json
@@ -34,18 +34,10 @@ def made(tmp_path, monkeypatch):
     return make
 
 
-def program(folder, text):
-    """A program of the shell, in place of Apptainer."""
-    path = folder / "apptainer"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
 def test_a_failed_build_leaves_the_old_image(made, tmp_path):
     """With the site's flags: it may forbid --fakeroot."""
     text = f'echo "$@" > {tmp_path}/words\nfor word; do case "$word" in *.tmp) touch "$word";; esac; done\nexit 1'
-    failing = program(tmp_path, text)
+    failing = str(program(tmp_path / "apptainer", text))
     (tmp_path / "train.sif").write_text("old")
     with pytest.raises(UserError, match="could not build"):
         made(command=failing, mirror="http://127.0.0.1:9", build_flags=["--userns"])
@@ -129,7 +121,7 @@ def test_the_report_of_an_image_says_its_pytorch(made, tmp_path):
     named["org.label-schema.build-arch"] = "arm64"
     found = json.dumps({"data": {"attributes": {"labels": named}}})
     (tmp_path / "mine.sif").write_text("image")
-    report = made(command=program(tmp_path, f"echo '{found}'"), image=str(tmp_path / "mine.sif"))
+    report = made(command=str(program(tmp_path / "apptainer", f"echo '{found}'")), image=str(tmp_path / "mine.sif"))
     assert (report.torch, report.cuda, report.rocm, report.driver) == ("2.13.0+cu130", "13.0", None, 580)
     assert set(report.labels) == {"shardlab.torch", "shardlab.cuda", "org.label-schema.build-arch"}
     assert report.architecture == "aarch64"

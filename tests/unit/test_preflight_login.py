@@ -3,7 +3,7 @@
 import pytest
 import snakemake_executor_plugin_slurm  # noqa: F401 (its import starts `which`)
 
-from helpers.common import tiny_run
+from helpers.common import program, tiny_run
 from shardlab.cli import preflight
 from shardlab.runs import gpus, project_folder, slurm, slurm_limits
 from shardlab.runs.slurm_request import Request, gpus_of
@@ -15,15 +15,13 @@ from shardlab.settings.sites import Site
 def programs(monkeypatch, tmp_path):
     """Function that puts programs on the PATH, of which nothing else is: name, {part of the arguments: output}."""
     folder = tmp_path / "bin"
-    folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setenv("USER", "learner")
     monkeypatch.setenv("LOGNAME", "learner")
 
     def make(name, answers, status=0):
         cases = "".join(f"  *'{part}'*) /bin/cat <<'END'\n{text}\nEND\n  ;;\n" for part, text in answers.items())
-        (folder / name).write_text(f'#!/bin/sh\ncase "$*" in\n{cases}esac\nexit {status}\n')
-        (folder / name).chmod(0o755)
+        program(folder / name, f'case "$*" in\n{cases}esac\nexit {status}')
 
     return make
 

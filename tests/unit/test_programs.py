@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.common import ROOT, tiny_run, until
+from helpers.common import ROOT, program, tiny_run, until
 from shardlab import cli
 from shardlab.errors import UserError
 from shardlab.files import write_json
@@ -20,10 +20,6 @@ FOLDERS = ("scripts", "benchmarks")
 SCRIPTS = sorted(str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).glob("*.py"))
 SCRIPTS.remove("scripts/check_python.py")
 VERBS = [verb for group in cli.VERBS.values() for verb in group]
-
-
-def program(name, *arguments):
-    return subprocess.run([sys.executable, ROOT / name, *map(str, arguments)], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, *VERBS])
@@ -137,16 +133,9 @@ def test_a_launcher_that_is_told_to_stop_takes_its_processes_with_it(launch, tmp
 
 
 def test_python_too_old_is_one_sentence(tmp_path):
-    old = tmp_path / "python3.9"
-    old.write_text(
-        f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -c 'import sys; sys.version_info = (3, 9, 2); "
-        'exec(open(sys.argv[1]).read())\' "$@"\n'
-    )
-    old.chmod(0o755)
-    makefile = (ROOT / "Makefile").read_text()
-    (tmp_path / "Makefile").write_text(makefile)
-    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
-    for name in ("envs", "pyproject.toml"):
+    pretends = "'import sys; sys.version_info = (3, 9, 2); exec(open(sys.argv[1]).read())'"
+    old = program(tmp_path / "python3.9", f'exec {shlex.quote(sys.executable)} -c {pretends} "$@"')
+    for name in ("Makefile", "scripts", "envs", "pyproject.toml"):
         (tmp_path / name).symlink_to(ROOT / name)
     done = subprocess.run(["make", "run", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from safetensors.torch import load_file, save_file
 
-from helpers.common import save_initial, tiny_run, until
+from helpers.common import program, save_initial, tiny_run, until
 from shardlab.errors import Unsupported, UserError
 from shardlab.records import metrics
 from shardlab.records.script_lines import Lines
@@ -315,9 +315,7 @@ def test_a_script_is_its_files_and_no_others(mine, tmp_path):
 
 
 def test_the_process_of_a_script_ends_with_its_rank(tmp_path):
-    path = tmp_path / "mine.sh"
-    path.write_text("#!/bin/sh\nexec sleep 60\n")
-    path.chmod(0o755)
+    path = program(tmp_path / "mine.sh", "exec sleep 60")
     run = tiny_run("mlp").model_copy(update={"script": str(path)})
     read, write = os.pipe()
     if (rank := os.fork()) == 0:

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from helpers.common import program
 from shardlab.errors import UserError
 from shardlab.runs import run_status, slurm, slurm_limits
 from shardlab.runs.slurm_limits import means
@@ -41,8 +42,7 @@ def test_a_time_limit_that_the_partition_does_not_give():
 def hanging(monkeypatch, tmp_path):
     """Client commands that sleep much longer than they are waited for."""
     for name in ("scontrol", "sinfo", "squeue"):
-        (tmp_path / name).write_text("#!/bin/sh\nexec sleep 60\n")
-        (tmp_path / name).chmod(0o755)
+        program(tmp_path / name, "exec sleep 60")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(slurm, "PATIENCE", 0.1, raising=False)

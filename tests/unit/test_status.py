@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from helpers.common import save_initial, tiny_run
+from helpers.common import program, save_initial, tiny_run
 from helpers.reports import STEP
 from shardlab.records import manifest
 from shardlab.records.reports import Attempt
@@ -76,11 +76,8 @@ def test_a_run_whose_job_waits_and_why(tmp_path, monkeypatch):
         "8|None|rule_train_wildcards_fsdp_tp_mlp",
         "9|Priority|rule_evaluate_wildcards_single_mlp",
     ]
-    squeue = tmp_path / "bin" / "squeue"
-    squeue.parent.mkdir()
-    squeue.write_text(f"#!/bin/sh\necho \"$*\" >> {tmp_path}/asked\nprintf '%s\\n' '{chr(10).join(answers)}'\n")
-    squeue.chmod(0o755)
-    monkeypatch.setenv("PATH", str(squeue.parent), prepend=":")
+    program(tmp_path / "bin/squeue", f"echo \"$*\" >> {tmp_path}/asked\nprintf '%s\\n' '{chr(10).join(answers)}'")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     queued = queue(tmp_path)
     assert queued == {"ddp/mlp": "job 7 waits: QOSMaxGRESPerUser", "fsdp_tp/mlp": "job 8"}
     assert (tmp_path / "asked").read_text().count(f" --name={name} ") == 1
