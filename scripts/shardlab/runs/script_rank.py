@@ -15,7 +15,7 @@ from typing import Any
 from shardlab.data import store
 from shardlab.data.order import BatchOrder
 from shardlab.errors import UserError
-from shardlab.files import ROOT, write_text
+from shardlab.files import ROOT, write_json, write_text
 from shardlab.records import metrics
 from shardlab.records.script_lines import Lines
 from shardlab.runs import cpu_binding, script_place, signals, slurm
@@ -220,14 +220,13 @@ def supervise(run: Run, options: list[str], folder: Path, recorder: Recorder | N
         raise UserError(script.failure(rank))
     if recorder:
         recorder.finish()
-    seconds = time.monotonic() - script.began
-    values = {
+    measured = {
         "host": os.uname().nodename,
         "cpus": cpu_binding.own(),
         "peak_memory_bytes": script.peak_bytes,
-        "wall_seconds": seconds,
+        "wall_seconds": time.monotonic() - script.began,
     }
-    script_place.write_measured(folder, rank, values)
+    write_json(folder / script_place.MEASURED / f"{rank}.json", measured)
     return 0
 
 
