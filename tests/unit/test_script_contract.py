@@ -72,14 +72,6 @@ def test_a_line_is_taken_once_it_is_whole_and_once(tmp_path):
         lines.new()
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The run of a workload, and its initial weights."""
-    folder, run = tmp_path_factory.mktemp("weights"), tiny_run("mlp")
-    save_initial(run, folder / "initial.safetensors")
-    return run, folder / "initial.safetensors"
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -92,14 +84,15 @@ def trained(tmp_path_factory):
         (None, "mine.py ended with status 0 without .*model.safetensors"),
     ],
 )
-def test_weights_that_break_the_contract_are_named(trained, tmp_path, change, words):
-    weights, path = load_file(trained[1]), tmp_path / "model.safetensors"
-    script_report.check_weights(trained[1], trained[1], "mine.py")
+def test_weights_that_break_the_contract_are_named(tmp_path, change, words):
+    initial, path = tmp_path / "initial.safetensors", tmp_path / "model.safetensors"
+    save_initial(tiny_run("mlp"), initial)
+    script_report.check_weights(initial, initial, "mine.py")
     if change:
-        change(weights)
+        change(weights := load_file(initial))
         save_file(weights, path)
     with pytest.raises(UserError, match=words):
-        script_report.check_weights(path, trained[1], "mine.py")
+        script_report.check_weights(path, initial, "mine.py")
 
 
 # The process
