@@ -108,14 +108,6 @@ def test_preflight_says_that_the_site_is_ready(learner):
     assert "preflight: site test is ready for 2 x 2 ranks." in seen
 
 
-@pytest.mark.long
-def test_preflight_says_what_to_change_when_nodes_do_not_know_the_name_to_meet_at(learner):
-    wrong = ["site_settings={srun: {suffix: x}}"]
-    seen = learner.snakemake("preflight", config=TWO + wrong, check=False)
-    assert seen.returncode != 0
-    assert "no address is known for n1x, where nodes should meet; set srun.suffix" in seen.stdout
-
-
 def test_down_leaves_nothing(box):
     """Last in this file: down, then up again, and how long that takes."""
     cluster.down()

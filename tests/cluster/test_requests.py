@@ -1,11 +1,11 @@
-"""Requests to Slurm: many runs in one allocation or job, cores next to GPUs, and a size that no queue takes."""
+"""Requests to Slurm: many runs in one allocation, and cores next to GPUs."""
 
 import re
 from itertools import combinations
 
 import pytest
 
-from login import RECIPE, gpus, now, queue, sacct, snakemake, until
+from login import RECIPE, gpus, now, queue, sacct, until
 from shardlab.runs.attempts import history
 
 pytestmark = pytest.mark.timeout(2400)
@@ -53,13 +53,3 @@ def test_each_rank_runs_on_the_cores_of_its_gpu(packed):
     learner, *_ = packed
     for name, cores in (("single", ["0"]), ("ddp", ["0", "1"]), (ON_TWO_NODES, ["0", "1", "0", "1"])):
         assert learner.json(f"results/{name}/mlp/train.json")["cpus"] == cores, name
-
-
-def test_a_size_that_no_queue_takes_is_refused_before_submission(packed):
-    learner, begin, job = packed
-    small = "site_settings={slurm: {queues: {small: {nodes_max: 1, gpus_per_node_max: 2}}}}"
-    call = learner.run(*snakemake("results/ddp/mlp.done", config=["nodes=2", small]), check=False)
-    assert call.returncode
-    assert "ddp x mlp: train requests 2 x 2 GPUs" in call.stdout
-    assert "small: 1 node, 2 GPUs per node" in call.stdout
-    assert {row["JobID"] for row in sacct("JobID", since=begin)} == {job}

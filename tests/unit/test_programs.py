@@ -1,4 +1,4 @@
-"""Single programs: help, dry run, lock, imports."""
+"""Single programs: help, mistakes, a launcher that is told to stop."""
 
 import re
 import runpy
@@ -59,7 +59,7 @@ def test_a_call_that_cannot_be_is_one_sentence(tmp_path, monkeypatch, capsys, wo
 
 @pytest.fixture
 def launch(tmp_path, tiny_data):
-    """Function that returns the arguments of `shardlab launch` for a tiny run, its folder and its settings."""
+    """Function that returns the arguments of `shardlab launch` for a tiny run, and its folder."""
 
     def arguments(strategy, **site):
         run = tiny_run("mlp", strategy)
@@ -68,7 +68,7 @@ def launch(tmp_path, tiny_data):
         write_json(folder / "run.json", run.model_dump())
         paths = {"settings": folder / "run.json", "data": tiny_data / "mlp", "weights": tmp_path / "init.safetensors"}
         options = [f"--{key}={path}" for key, path in paths.items()]
-        return ["train", *options, f"--output={folder}", f"--done={folder}.done"], folder, run
+        return ["train", *options, f"--output={folder}", f"--done={folder}.done"], folder
 
     return arguments
 
@@ -78,20 +78,8 @@ def ended(number):
     return not path.exists() or ") Z " in path.read_text()
 
 
-def test_dry_run_prints_the_line_and_does_nothing(launch, monkeypatch, capsys):
-    for strategy, ranks in (("fsdp_tp", 4), ("single", 1)):
-        arguments, folder, _ = launch(strategy)
-        monkeypatch.setattr(sys, "argv", ["shardlab launch", *arguments, "--dry-run"])
-        job.main(None)
-        said = capsys.readouterr().out
-        assert (f"--nproc-per-node={ranks} --signals" in said) == ("fork_torchrun" in said) == (ranks > 1)
-        assert "HF_HUB_OFFLINE=1" in said
-        assert "export MKL_NUM_THREADS=1" in said
-        assert [path.name for path in folder.iterdir()] == ["run.json"]
-
-
 def test_the_data_of_a_training_are_verified_first(launch, monkeypatch, tmp_path):
-    arguments, folder, _ = launch("single")
+    arguments, folder = launch("single")
     (tmp_path / "dataset.json").write_text("{}")
     monkeypatch.setattr(sys, "argv", ["shardlab launch", *arguments, f"--data={tmp_path}"])
     with pytest.raises(UserError, match=r"dataset.json is damaged or was edited"):
@@ -111,7 +99,7 @@ def test_a_launcher_that_is_told_to_stop_takes_its_processes_with_it(launch, tmp
     """Also those that ignore the request: ranks get a signal after stop_seconds; one process that only notes signals,
     as in a long step, is killed with those that it started.
     """
-    arguments, folder, _ = launch(strategy, stop_seconds=1)
+    arguments, folder = launch(strategy, stop_seconds=1)
     (tmp_path / "init.safetensors").touch()
     says = "os.write(1, f'here {os.getpid()}\\n'.encode())"
     (tmp_path / "stays.py").write_text(f"import os, signal, time; {code}; {says}; time.sleep(600)")

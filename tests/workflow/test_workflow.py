@@ -3,13 +3,12 @@
 import fcntl
 import json
 import re
-import shutil
 import sys
 
 import pandas as pd
 import pytest
 
-from helpers.common import ROOT, Tree
+from helpers.common import ROOT
 from shardlab.measure.collectives import COLLECTIVES
 
 MISTAKES = {
@@ -60,20 +59,6 @@ def test_dry_run_needs_no_profile(called):
     listed = called[1]["no profile"][1]
     assert re.search(r"^total +274$", listed, re.MULTILINE)
     assert "discouraged" not in listed
-
-
-@pytest.mark.long
-def test_a_folder_s_name_is_no_code(make_tree, tmp_path):
-    """Of the project and of the folder that a call works in; shells and format strings take them apart."""
-    name = "a {x} $(touch injected) `touch injected` 'b' \"c\""
-    project, tree = make_tree(tmp_path / f"project {name}").path, Tree(tmp_path / f"work {name}")
-    (tree.path / "config").mkdir(parents=True)
-    shutil.copy(project / "config/config.yaml", tree.path / "config")
-    call = ["snakemake", "--snakefile", project / "Snakefile", "--profile", project / "workflow/profiles/local"]
-    made = ["results/init/mlp/run.json", "data/prepared/pairs/dataset.json"]
-    tree.run(*call, "--", *made)
-    assert all((tree.path / name).exists() for name in made)
-    assert not [*tmp_path.rglob("injected")]
 
 
 def test_a_configuration_file_is_checked_before_snakemake_reads_it(called):
