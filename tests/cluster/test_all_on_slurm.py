@@ -6,7 +6,6 @@ Other strategies and workloads differ from these in nothing that Slurm or the im
 import json
 import re
 import shlex
-import shutil
 
 import pandas as pd
 import pytest
@@ -97,31 +96,6 @@ def test_each_job_gets_the_gpus_of_its_ranks(finished, started, summary):
         report = finished.json(f"results/{strategy}/{workload}/train.json")
         assert requested[report["slurm_job_id"]] == report["world_size"]
     assert set(summary.world_size) == {1, 2, 4}
-
-
-@pytest.mark.long
-def test_a_local_run_in_the_same_image_reaches_the_same_losses(finished, summary, learner):
-    shutil.rmtree(learner.path / "results")  # the copy's settings are those of site test
-    config = ["site=local", "container=on"]
-    config += [f"site_settings={{container: {{image: {finished.path}/containers/train.sif}}}}"]
-    learner.snakemake("results/single/llama2/test.json", config=config, profile="workflow/profiles/local")
-    local = learner.json("results/single/llama2/test.json")["loss"]
-    assert local == pytest.approx(summary.test_loss["single", "llama2"], rel=1e-6)
-    report = learner.json("results/single/llama2/train.json")
-    assert report["slurm_job_id"] is None
-    assert report["image_digest"] == finished.json("containers/train.image.json")["sha256"]
-
-
-@pytest.mark.long
-def test_one_target_trains_just_that_one_again(finished):
-    def stamps():
-        return {path: path.stat().st_mtime_ns for path in (finished.path / "results").glob("*/*.done")}
-
-    before = stamps()
-    finished.snakemake("results/fsdp_tp/llama2.done", flags=["--force"])
-    changed = {path for path, stamp in stamps().items() if before[path] != stamp}
-    assert [path.relative_to(finished.path / "results").as_posix() for path in changed] == ["fsdp_tp/llama2.done"]
-    assert stamps().keys() == before.keys()
 
 
 def test_a_new_image_trains_nothing_again_and_a_changed_definition_builds_one(finished):

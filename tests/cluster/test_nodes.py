@@ -11,7 +11,7 @@ import cluster
 from helpers.common import ROOT
 from helpers.hub_files import articles, environment, repository
 from helpers.hub_server import Hub
-from login import gpus, now, sacct, snakemake
+from login import now, sacct
 
 TWO = ["nodes=2"]
 ACCOUNTED = ("JobID", "NNodes", "NodeList", "AllocTRES", "State", "Start", "End")
@@ -52,25 +52,6 @@ def test_two_runs_at_once_on_the_same_nodes_that_meet_at_an_interface(pair):
         assert "address show dev eth0" in log
 
 
-def test_all_gpus_of_two_nodes_and_none(learner):
-    """8 GPUs, and ranks without one; 1, 2 and 4 are in the default matrix."""
-    sizes = {
-        "hsdp": (8, ["ranks_per_node=4", "nodes=2", "workloads=[mlp]"]),
-        "zero1": (0, ["site_settings={slurm: {gpus: null}}"]),
-    }
-    since = now()
-    learner.snakemake("data/prepared/pairs/dataset.json")
-    calls = [
-        learner.start(*snakemake(f"results/{name}/mlp.done", config=config)) for name, (_, config) in sizes.items()
-    ]
-    for call in calls:
-        learner.finish(call)
-    for name, (expected, _) in sizes.items():
-        report = learner.json(f"results/{name}/mlp/train.json")
-        assert gpus(since)[report["slurm_job_id"]] == expected
-        assert len(report["hosts"]) == (expected or 2)
-
-
 def test_a_queue_that_takes_one_job_of_a_user_at_a_named_cluster(learner):
     """Each job is submitted after the one before it has ended; Slurm's commands ask that cluster."""
     queue = "{slurm: {clusters: box, queues: {one: {partition: batch, jobs_max: 1}}, queue: [one]}}"
@@ -83,7 +64,6 @@ def test_a_queue_that_takes_one_job_of_a_user_at_a_named_cluster(learner):
     assert all(last["End"] <= job["Submit"] for last, job in itertools.pairwise(jobs))
 
 
-@pytest.mark.long
 def test_short_runs_share_a_job(learner):
     """Snakemake's groups, by the flags of docs/your-own.md: one after the other, with what one of them needs."""
     page = (ROOT / "docs/your-own.md").read_text()
@@ -126,14 +106,6 @@ def test_preflight_says_that_the_site_is_ready(learner):
     assert "node n2: Python 3.11" in seen
     assert "ranks on n1, n1, n2, n2: all collectives are correct" in seen
     assert "preflight: site test is ready for 2 x 2 ranks." in seen
-
-
-@pytest.mark.long
-def test_preflight_says_what_to_change_when_nodes_do_not_know_the_name_to_meet_at(learner):
-    wrong = ["site_settings={srun: {suffix: x}}"]
-    seen = learner.snakemake("preflight", config=TWO + wrong, check=False)
-    assert seen.returncode != 0
-    assert "no address is known for n1x, where nodes should meet; set srun.suffix" in seen.stdout
 
 
 def test_down_leaves_nothing(box):

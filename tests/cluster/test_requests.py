@@ -1,11 +1,11 @@
-"""Requests to Slurm: many runs in one allocation or job, cores next to GPUs, and a size that no queue takes."""
+"""Requests to Slurm: many runs in one allocation, and cores next to GPUs."""
 
 import re
 from itertools import combinations
 
 import pytest
 
-from login import RECIPE, gpus, now, queue, sacct, snakemake, until
+from login import RECIPE, gpus, now, queue, sacct, until
 from shardlab.runs.attempts import history
 
 pytestmark = pytest.mark.timeout(2400)
@@ -53,26 +53,3 @@ def test_each_rank_runs_on_the_cores_of_its_gpu(packed):
     learner, *_ = packed
     for name, cores in (("single", ["0"]), ("ddp", ["0", "1"]), (ON_TWO_NODES, ["0", "1", "0", "1"])):
         assert learner.json(f"results/{name}/mlp/train.json")["cpus"] == cores, name
-
-
-def test_a_size_that_no_queue_takes_is_refused_before_submission(packed):
-    learner, begin, job = packed
-    small = "site_settings={slurm: {queues: {small: {nodes_max: 1, gpus_per_node_max: 2}}}}"
-    call = learner.run(*snakemake("results/ddp/mlp.done", config=["nodes=2", small]), check=False)
-    assert call.returncode
-    assert "ddp x mlp: train requests 2 x 2 GPUs" in call.stdout
-    assert "small: 1 node, 2 GPUs per node" in call.stdout
-    assert {row["JobID"] for row in sacct("JobID", since=begin)} == {job}
-
-
-GROUPS = "--groups init=runs train=runs evaluate=runs --group-components runs=20 --resources nodes=1"
-GROUPS += " --set-resource-scopes nodes=local --set-resources init:runtime=2 train:runtime=5 evaluate:runtime=2"
-
-
-def test_a_group_of_runs_shares_one_job(learner):
-    """As docs/your-own.md has it, "A sweep"."""
-    sweep = ["workloads=[mlp]", "strategies=[single]", "sweep={seed: [1, 2, 3]}"]
-    learner.snakemake("results/summary.md", config=sweep, flags=GROUPS.split())
-    attempts = [history(path.parent) for path in (learner.path / "results/single").glob("mlp@*/train.json")]
-    assert len(attempts) == 3
-    assert len({attempt.slurm_job_id for found in attempts for attempt in found}) == 1

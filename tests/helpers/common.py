@@ -105,6 +105,14 @@ def until(ready, seconds=90, alive=lambda: True):
         time.sleep(0.05)
 
 
+def program(path, text):
+    """Write a program of the shell; returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
 @dataclass(frozen=True)
 class Tree:
     """A copy of the project's files, in which nothing has been made yet."""

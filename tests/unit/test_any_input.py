@@ -13,7 +13,7 @@ from helpers.common import tiny_run
 from shardlab.errors import UserError
 from shardlab.records.reports import TestReport, TrainReport
 from shardlab.report import summary
-from shardlab.settings import load, resolve, variants
+from shardlab.settings import load, resolve
 from shardlab.settings.config import Config
 from shardlab.settings.types import Run, read_run
 
@@ -34,14 +34,6 @@ def test_a_configuration(values):
     with suppress(UserError):
         runs, _ = resolve.matrix(load.config(SMALL | values))
         assert all(isinstance(run, Run) for run in runs)
-
-
-@QUICK
-@given(st.dictionaries(st.sampled_from(sorted(variants.keys())) | st.text(max_size=9), JSON, max_size=3))
-def test_a_sweep(keys):
-    with suppress(UserError):
-        runs, _ = resolve.matrix(load.config(SMALL | {"sweep": keys}))
-        assert all(resolve.run(load.config(SMALL), run.strategy, run.workload) == run for run in runs)
 
 
 @QUICK

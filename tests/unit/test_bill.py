@@ -1,9 +1,8 @@
 """The bill: what jobs requested and used, from sacct's rows."""
 
-import os
-
 import pytest
 
+from helpers.common import program
 from shardlab.errors import UserError
 from shardlab.runs import bill, planned_hours
 from shardlab.runs.slurm_reattach import name_of
@@ -29,18 +28,15 @@ def line(**values):
 @pytest.fixture
 def accounted(monkeypatch, tmp_path):
     """Function that gives a project's folder jobs, {number: rule/wildcards}, and sacct these rows."""
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
 
     def make(jobs, *rows):
         for number, place in jobs.items():
             log = tmp_path / bill.LOGS / f"rule_{place}" / f"{number}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             log.touch()
-        sacct = tmp_path / "bin/sacct"
         text = "\n".join(line(**{"JobName": name_of(tmp_path)} | row) for row in rows)
-        sacct.write_text(f"#!/bin/sh\necho \"$*\" > {tmp_path}/asked\ncat <<'END'\n{text}\nEND\n")
-        sacct.chmod(0o755)
+        program(tmp_path / "bin/sacct", f"cat <<'END'\n{text}\nEND")
         return tmp_path
 
     return make
@@ -62,8 +58,10 @@ def billed(folder):
 
 def test_hours_by_stage_and_their_sum(accounted, tmp_path):
     """A training that was preempted once and an evaluation that failed, in queues that charge whole nodes and parts;
-    another project's job of that number.
+    another project's job of that number; an allocation that runs share.
     """
+    (tmp_path / "results/logs").mkdir(parents=True)
+    (tmp_path / "results/logs/pack-10.log").touch()
     folder = accounted(
         {"7": "train/ddp_mlp", "8": "evaluate/ddp_mlp", "9": "init/mlp"},
         {"State": "PREEMPTED", "ElapsedRaw": "1800"},
@@ -71,24 +69,16 @@ def test_hours_by_stage_and_their_sum(accounted, tmp_path):
         {"JobID": "8", "State": "FAILED", "ElapsedRaw": "360", "Partition": "parts"}
         | {"AllocTRES": "cpu=1,gres/gpu=1,gres/gpu:box=1"},
         {"JobID": "9", "JobName": "another", "State": "COMPLETED", "ElapsedRaw": "9999"},
+        {"JobID": "10", "JobName": "shardlab-pack", "State": "TIMEOUT", "ElapsedRaw": "3600"},
     )
     heads, _, *rows = billed(folder)
     assert heads == ["stage", "jobs", "requested GPU-hours", "used", "failed", "charged node-hours"]
-    asked = (tmp_path / "asked").read_text()
-    assert "--allocations --noheader --parsable2 " in asked
-    assert asked.endswith("--jobs=7,8,9\n")
     assert rows == [
         ["train", "2", "8", "6", "2", "1.5"],
         ["evaluate", "1", "1", "0.1", "0.1", "0.025"],
-        ["all", "3", "9", "6.1", "2.1", "1.52"],
+        ["pack", "1", "4", "4", "4", "1"],
+        ["all", "4", "13", "10.1", "6.1", "2.52"],
     ]
-
-
-def test_an_allocation_that_runs_share_is_one_job(accounted):
-    folder = accounted({}, {"JobName": "shardlab-pack", "State": "TIMEOUT", "ElapsedRaw": "3600"})
-    (folder / "results/logs").mkdir(parents=True)
-    (folder / "results/logs/pack-7.log").touch()
-    assert billed(folder)[2] == ["pack", "1", "4", "4", "4", "1"]
 
 
 def test_a_cluster_that_does_not_account_for_gpus_or_accounts_for_nothing(accounted, monkeypatch):

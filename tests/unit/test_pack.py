@@ -25,20 +25,11 @@ def test_the_allocation_is_whole_nodes_with_a_warning_before_its_end():
     assert 'scontrol requeue "$SLURM_JOB_ID"' in script
 
 
-QUEUE = {"slurm": {"queues": {"short": {"partition": "short", "runtime_max": 240}}}}
-
-
 @pytest.mark.parametrize(
     ("values", "nodes", "minutes", "sentence"),
     [
         ({"nodes": 2}, 1, None, r"ddp x mlp needs 2 nodes; raise --nodes to 2"),
         ({}, None, 3, r"3 min are too short, as the last 180 s start nothing; raise --minutes"),
-        (
-            {"site": "test", "ranks_per_node": 2, "site_settings": QUEUE},
-            None,
-            300,
-            "--minutes 300 is more than the queue's runtime_max, 240; lower it, ",
-        ),
         ({"site": "local"}, None, None, r"site local has no slurm: and srun:"),
     ],
 )
@@ -58,7 +49,6 @@ def test_a_run_does_not_requeue_the_job_of_the_others(monkeypatch):
     ("log", "steps", "waits"),
     [
         ("srun: error: Unable to create step for job 7: Invalid generic resource (gres) specification\n", "7.0", True),
-        ("srun: error: Unable to create step for job 7: Memory required by task is not available\n", "7.batch", False),
         ("srun: error: Unable to create step for job 7: busy\nstep 1/8  loss 4\nTraceback\n", "7.0", False),
     ],
 )

@@ -1,32 +1,25 @@
-"""Single programs: help, dry run, lock, imports."""
+"""Single programs: help, mistakes, a launcher that is told to stop."""
 
-import os
 import re
 import runpy
 import shlex
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from helpers.common import ROOT, tiny_run
+from helpers.common import ROOT, program, tiny_run, until
 from shardlab import cli
 from shardlab.errors import UserError
 from shardlab.files import write_json
 from shardlab.runs import job
-from shardlab.runtime import device
 
 FOLDERS = ("scripts", "benchmarks")
 SCRIPTS = sorted(str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).glob("*.py"))
 SCRIPTS.remove("scripts/check_python.py")
 VERBS = [verb for group in cli.VERBS.values() for verb in group]
-
-
-def program(name, *arguments):
-    return subprocess.run([sys.executable, ROOT / name, *map(str, arguments)], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, *VERBS])
@@ -49,9 +42,7 @@ def test_every_program_explains_itself(monkeypatch, capsys, name):
         ("statsu", ".", "error: shardlab: there is no verb 'statsu'; did you mean status? known: "),
         ("status", "docs", f"error: there is no folder {ROOT}/docs/results; name that of the results"),
         ("status", "CLONE", f"error: this command is that of {ROOT}, not of this folder; call python scripts/shardlab"),
-        ("status --config {bad", ".", "error: --config is not JSON ("),
         ("launch train --settings nope/run.json", ".", "name the file that a call of Snakemake wrote for this run"),
-        ("pack --nodes 0", ".", "--nodes: 0 is too small or no number; write 1 or more"),
         ("status --every inf", ".", "--every: inf is too small or no number; write 0.1 or more"),
     ],
 )
@@ -68,7 +59,7 @@ def test_a_call_that_cannot_be_is_one_sentence(tmp_path, monkeypatch, capsys, wo
 
 @pytest.fixture
 def launch(tmp_path, tiny_data):
-    """Function that returns the arguments of `shardlab launch` for a tiny run, its folder and its settings."""
+    """Function that returns the arguments of `shardlab launch` for a tiny run, and its folder."""
 
     def arguments(strategy, **site):
         run = tiny_run("mlp", strategy)
@@ -77,37 +68,9 @@ def launch(tmp_path, tiny_data):
         write_json(folder / "run.json", run.model_dump())
         paths = {"settings": folder / "run.json", "data": tiny_data / "mlp", "weights": tmp_path / "init.safetensors"}
         options = [f"--{key}={path}" for key, path in paths.items()]
-        return ["train", *options, f"--output={folder}", f"--done={folder}.done"], folder, run
+        return ["train", *options, f"--output={folder}", f"--done={folder}.done"], folder
 
     return arguments
-
-
-@pytest.fixture
-def stays(launch, tmp_path):
-    """Function that launches ranks that run this code in place of training, and stay; returns the launcher, once so
-    many processes have said that they are `here`, with their numbers.
-    """
-
-    def launched(strategy, code, count, **site):
-        arguments, folder, _ = launch(strategy, **site)
-        (tmp_path / "init.safetensors").touch()
-        (tmp_path / "stays.py").write_text(f"import os, signal, time; {code}; time.sleep(600)")
-        words = "from shardlab.errors import run_program; from shardlab.runs import job; "
-        words += f"job.COMMAND = {str(tmp_path / 'stays.py')!r}; run_program(lambda: job.main(None))"
-        process = subprocess.Popen(
-            [sys.executable, "-c", words, *arguments],
-            cwd=ROOT / "scripts",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        log = folder / "attempts/001.log"
-        while not log.exists() or log.read_text().count("here") < count:
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.1)
-        return process, re.findall(r"here (\d+)", log.read_text()), folder
-
-    return launched
 
 
 def ended(number):
@@ -115,50 +78,8 @@ def ended(number):
     return not path.exists() or ") Z " in path.read_text()
 
 
-def test_a_missing_gpu_ends_with_an_error(monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "99")
-    with pytest.raises(UserError, match="rank 99 of this node needs its own GPU"):
-        device.device_for_rank("cuda")
-
-
-def test_dry_run_prints_the_line_and_does_nothing(launch, monkeypatch, capsys):
-    for strategy, ranks in (("fsdp_tp", 4), ("single", 1)):
-        arguments, folder, _ = launch(strategy)
-        monkeypatch.setattr(sys, "argv", ["shardlab launch", *arguments, "--dry-run"])
-        job.main(None)
-        said = capsys.readouterr().out
-        assert (f"--nproc-per-node={ranks} --signals" in said) == ("fork_torchrun" in said) == (ranks > 1)
-        assert "HF_HUB_OFFLINE=1" in said
-        assert "export MKL_NUM_THREADS=1" in said
-        assert [path.name for path in folder.iterdir()] == ["run.json"]
-
-
-def test_without_imports_ranks_are_processes_that_end_with_torchrun(tmp_path):
-    """As on a GPU: torchrun queries CUDA before it starts ranks, and CUDA does not survive a fork."""
-    (tmp_path / "rank.py").write_text(
-        "import multiprocessing, os, signal, sys, time\n"
-        "from shardlab.runs import signals\n"
-        "signals.die_with_parent(signal.SIGKILL, int(os.environ[signals.TORCHRUN]))\n"
-        "os.write(1, f'{multiprocessing.parent_process()} {sys.argv} {os.getpid()}\\n'.encode())\n"
-        "time.sleep(60)\n"
-    )
-    fork = [sys.executable, ROOT / "scripts/shardlab", "fork_torchrun", "--standalone", "--nproc-per-node=2"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
-    torchrun = subprocess.Popen(
-        [*fork, tmp_path / "rank.py", "here"], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    said = [torchrun.stdout.readline().split() for _ in range(2)]
-    assert [line[:3] for line in said] == 2 * [["None", f"['{tmp_path}/rank.py',", "'here']"]]
-    torchrun.kill()
-    torchrun.wait()
-    end = time.monotonic() + 30
-    while not all(ended(line[3]) for line in said):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def test_the_data_of_a_training_are_verified_first(launch, monkeypatch, tmp_path):
-    arguments, folder, _ = launch("single")
+    arguments, folder = launch("single")
     (tmp_path / "dataset.json").write_text("{}")
     monkeypatch.setattr(sys, "argv", ["shardlab launch", *arguments, f"--data={tmp_path}"])
     with pytest.raises(UserError, match=r"dataset.json is damaged or was edited"):
@@ -166,46 +87,43 @@ def test_the_data_of_a_training_are_verified_first(launch, monkeypatch, tmp_path
     assert not Path(f"{folder}.done").exists()
 
 
-def test_a_launcher_that_is_told_to_stop_takes_its_ranks_with_it(stays):
-    """Also ranks that ignore the request: after stop_seconds they get a signal."""
-    # Forked while the first ones connect to a thread of torchrun, they could inherit a lock of that.
-    code = (
-        "assert os.environ['TORCHELASTIC_USE_AGENT_STORE'] == 'False'; os.write(1, f'here {os.getpid()}\\n'.encode())"
+@pytest.mark.parametrize(
+    ("strategy", "code"),
+    [
+        # Forked while the first ones connect to a thread of torchrun, ranks could inherit a lock of that.
+        ("ddp", "assert os.environ['TORCHELASTIC_USE_AGENT_STORE'] == 'False'"),
+        ("single", "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork()"),
+    ],
+)
+def test_a_launcher_that_is_told_to_stop_takes_its_processes_with_it(launch, tmp_path, strategy, code):
+    """Also those that ignore the request: ranks get a signal after stop_seconds; one process that only notes signals,
+    as in a long step, is killed with those that it started.
+    """
+    arguments, folder = launch(strategy, stop_seconds=1)
+    (tmp_path / "init.safetensors").touch()
+    says = "os.write(1, f'here {os.getpid()}\\n'.encode())"
+    (tmp_path / "stays.py").write_text(f"import os, signal, time; {code}; {says}; time.sleep(600)")
+    words = "from shardlab.errors import run_program; from shardlab.runs import job; "
+    words += f"job.COMMAND = {str(tmp_path / 'stays.py')!r}; run_program(lambda: job.main(None))"
+    command = [sys.executable, "-c", words, *arguments]
+    process = subprocess.Popen(
+        command, cwd=ROOT / "scripts", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    process, ranks, folder = stays("ddp", code, 2, stop_seconds=1)
+    log = folder / "attempts/001.log"
+    until(lambda: log.read_text().count("here") == 2, alive=lambda: process.poll() is None)
     process.terminate()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "ddp x mlp stopped on request (SIGTERM)" in output
-    assert all(map(ended, ranks))
+    assert f"{strategy} x mlp stopped on request (SIGTERM)" in output
+    assert all(map(ended, re.findall(r"here (\d+)", log.read_text())))
     assert not Path(f"{folder}.done").exists()
     assert not (folder / ".stop").exists()
 
 
-def test_a_single_process_that_does_not_stop_in_time_is_killed(stays):
-    """One that only notes signals, as in a long step, with the processes that it started."""
-    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); print('here', os.getpid(), flush=True)"
-    process, ranks, _ = stays("single", code, 2, stop_seconds=2)
-    told = time.monotonic()
-    process.terminate()
-    output, _ = process.communicate(timeout=60)
-    assert time.monotonic() - told > 2
-    assert "single x mlp stopped on request (SIGTERM)" in output
-    assert len(ranks) == 2
-    assert all(map(ended, ranks))
-
-
 def test_python_too_old_is_one_sentence(tmp_path):
-    old = tmp_path / "python3.9"
-    old.write_text(
-        f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -c 'import sys; sys.version_info = (3, 9, 2); "
-        'exec(open(sys.argv[1]).read())\' "$@"\n'
-    )
-    old.chmod(0o755)
-    makefile = (ROOT / "Makefile").read_text()
-    (tmp_path / "Makefile").write_text(makefile)
-    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
-    for name in ("envs", "pyproject.toml"):
+    pretends = "'import sys; sys.version_info = (3, 9, 2); exec(open(sys.argv[1]).read())'"
+    old = program(tmp_path / "python3.9", f'exec {shlex.quote(sys.executable)} -c {pretends} "$@"')
+    for name in ("Makefile", "scripts", "envs", "pyproject.toml"):
         (tmp_path / name).symlink_to(ROOT / name)
     done = subprocess.run(["make", "run", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0

@@ -4,8 +4,9 @@ import time
 
 import pytest
 
+from helpers.common import program
 from shardlab.errors import UserError
-from shardlab.runs import run_status, slurm, slurm_limits, slurm_reattach
+from shardlab.runs import run_status, slurm, slurm_limits
 from shardlab.runs.slurm_limits import means
 from shardlab.settings.sites import Site
 
@@ -14,21 +15,19 @@ CONFIG = {"JobRequeue": "1", "PreemptType": "preempt/partition_prio", "PreemptMo
 
 
 @pytest.mark.parametrize(
-    ("slurm", "partition", "config", "words"),
+    ("partition", "config", "words"),
     [
-        ({}, {}, {}, ["requests 60 min of at most 120; 120 s before", "is requeued", "warned 10 s before"]),
-        ({}, {"GraceTime": "0"}, {}, ["killed without notice", "checkpoint_interval_minutes", "then it is requeued"]),
-        ({}, {"PreemptMode": "CANCEL"}, {}, ["(CANCEL)", "then it ends, and Snakemake submits it again"]),
-        ({}, {"PreemptMode": "SUSPEND"}, {}, ["suspended and continues later"]),
-        ({}, {}, {"PreemptType": "preempt/none"}, ["preemption: none on batch"]),
-        ({"requeue": False}, {}, {}, ["it saves and ends, and Snakemake submits it again"]),
-        ({}, {}, {"JobRequeue": "0"}, ["it saves and ends, and Snakemake submits it again"]),
-        ({}, {"MaxTime": "UNLIMITED"}, {}, ["without a partition limit"]),
-        ({}, {}, {"KillWait": "25 sec"}, ["does not end after 25 s", "stop_seconds, now 25"]),
+        ({}, {}, ["requests 60 min of at most 120; 120 s before", "is requeued", "warned 10 s before"]),
+        ({"GraceTime": "0"}, {}, ["killed without notice", "checkpoint_interval_minutes", "then it is requeued"]),
+        ({"PreemptMode": "CANCEL"}, {}, ["(CANCEL)", "then it ends, and Snakemake submits it again"]),
+        ({"PreemptMode": "SUSPEND"}, {}, ["suspended and continues later"]),
+        ({}, {"PreemptType": "preempt/none"}, ["preemption: none on batch"]),
+        ({}, {"JobRequeue": "0"}, ["it saves and ends, and Snakemake submits it again"]),
+        ({}, {"KillWait": "25 sec"}, ["does not end after 25 s", "stop_seconds, now 25"]),
     ],
 )
-def test_what_it_means(slurm, partition, config, words):
-    said, wrong = means(Site(slurm=slurm), 60, BATCH | partition, CONFIG | config)
+def test_what_it_means(partition, config, words):
+    said, wrong = means(Site(slurm={}), 60, BATCH | partition, CONFIG | config)
     assert all(word in " ".join(said) for word in words), said
     assert wrong == []
     assert ("scancel" in " ".join(said)) == ("KillWait" in config)
@@ -39,25 +38,15 @@ def test_a_time_limit_that_the_partition_does_not_give():
     assert wrong == ["partition batch limits jobs to 120 min, but slurm.runtime is 121; lower it to 120"]
 
 
-CLIENTS = ("sacct", "sbatch", "scontrol", "sinfo", "squeue", "sshare")
-
-
 @pytest.fixture
 def hanging(monkeypatch, tmp_path):
     """Client commands that sleep much longer than they are waited for."""
-    for name in CLIENTS:
-        (tmp_path / name).write_text("#!/bin/sh\nexec sleep 60\n")
-        (tmp_path / name).chmod(0o755)
+    for name in ("scontrol", "sinfo", "squeue"):
+        program(tmp_path / name, "exec sleep 60")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(slurm, "PATIENCE", 0.1, raising=False)
     monkeypatch.setattr(slurm, "PAUSES", (0,))
-
-
-def nodes_to_avoid():
-    found = slurm_reattach.FailedNodes()
-    found.add("n[1-2]")
-    return found
 
 
 @pytest.mark.parametrize(
@@ -70,7 +59,6 @@ def nodes_to_avoid():
             (["limits: unknown, because scontrol does not answer"], []),
             id="limits",
         ),
-        pytest.param(lambda _: nodes_to_avoid(), set(), id="nodes to avoid"),
         pytest.param(run_status.queue, {}, id="waiting jobs"),
     ],
 )

@@ -56,27 +56,10 @@ def test_locks_of_a_killed_driver_go_and_one_that_lives_is_waited_for(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "runs_jobs"),
-    [(["all"], True), (["-n", "all"], False), (["-np"], False), (["--dag"], False), (["--mode", "subprocess"], False)],
+    [(["all"], True), (["-np"], False), (["--dag"], False)],
 )
 def test_a_call_that_only_looks_takes_no_locks(words, runs_jobs):
     assert snakemake_lock.runs_jobs(words) == runs_jobs
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"seed: 1\nsize: small\nseed: 2\n", "config.yaml is not YAML: the key `seed` is duplicated in line 3"),
-        (b"", "config.yaml is empty"),
-        ("site: m\xfcnchen\n".encode("latin-1"), "config.yaml is not UTF-8 text"),
-    ],
-)
-def test_a_configuration_file_that_snakemake_would_misread(tmp_path, content, words):
-    path = tmp_path / "config.yaml"
-    path.write_bytes(content)
-    with pytest.raises(UserError) as raised:
-        call_checks.check_configuration([path])
-    assert words in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(("key", "value"), [("seed", 2), ("seal", "0")])
@@ -100,47 +83,16 @@ def test_settings_that_were_edited_are_resolved_again(tmp_path, key, value):
     assert read_run(path) == other, "Snakemake resolves it again, if the call needs it"
 
 
-@pytest.mark.parametrize("closed", [".", ".snakemake/locks"])
-def test_a_folder_that_is_not_writable(tmp_path, monkeypatch, closed):
-    if closed != ".":
-        (tmp_path / closed).mkdir(parents=True)
+def test_a_folder_that_is_not_writable(tmp_path, monkeypatch):
     # Root can write anywhere.
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / closed)
-    with pytest.raises(UserError, match=f"you cannot write into {tmp_path / closed}; work in your own copy"):
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.raises(UserError, match=f"you cannot write into {tmp_path}; work in your own copy"):
+        call_checks.check_folder(tmp_path)
+    (tmp_path / "results").symlink_to("purged")
+    with pytest.raises(UserError, match="results is a link to purged, which does not exist"):
         call_checks.check_folder(tmp_path)
 
 
-def test_results_that_are_a_dangling_link(tmp_path):
-    (tmp_path / "results").symlink_to("elsewhere")
-    with pytest.raises(UserError, match="results is a link to elsewhere, which does not exist"):
-        call_checks.check_folder(tmp_path)
-    (tmp_path / "elsewhere").mkdir()
-    call_checks.check_folder(tmp_path)
-
-
-def test_the_runs_that_a_call_names():
-    words = ["--profile", "x", "results/ddp/mlp.done", "results/single/mnist@learning_rate=0.1/test.json", "all"]
-    words += ["results/init/mlp.safetensors", "results/charts/loss.svg", "results/export/fsdp/llama2", "--report"]
-    assert list(call_checks.targets([*words, "results/a/b.zip"])) == [
-        ("ddp", "mlp", False),
-        ("single", "mnist@learning_rate=0.1", False),
-        ("fsdp", "llama2", True),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("target", "meant"),
-    [
-        ("ddp/mlp.doen", ".done"),
-        ("ddp/mlp/tset.json", "/test.json"),
-    ],
-)
-def test_a_target_that_is_nearly_one(target, meant):
-    with pytest.raises(UserError) as raised:
-        list(call_checks.targets(["-n", f"results/{target}"]))
-    assert str(raised.value) == f"no rule makes results/{target}; did you mean results/ddp/mlp{meant}?"
-
-
-def test_an_option_after_the_dashes_that_end_the_options():
-    with pytest.raises(UserError, match="-f comes after --, which ends the options; write it before --"):
-        list(call_checks.targets(["--config", "seed=2", "--", "-f", "all"]))
+def test_a_target_that_is_nearly_one():
+    with pytest.raises(UserError, match=r"no rule makes results/ddp/mlp.doen; did you mean results/ddp/mlp.done\?"):
+        list(call_checks.targets(["-n", "results/ddp/mlp.doen"]))

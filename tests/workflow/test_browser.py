@@ -12,15 +12,6 @@ from shardlab.settings import load, resolve
 RUNS = 60
 """More than the page lists strategies (`charts.PAGES`)."""
 STEPS = 50
-STAYS = """(() => {{
-  const table = document.querySelector('{}'), box = table.parentElement;
-  box.scrollTo({{ left: 60, behavior: 'instant' }});
-  return [table.tHead, table.tBodies[0]].every((part) => {{
-    const first = part.rows[0].cells[0].getBoundingClientRect();
-    return Math.abs(first.left - box.getBoundingClientRect().left) < 3 && first.width < innerWidth / 2;
-  }});
-}})()"""
-"""Whether the first cells of head and body are where they were; true also of a table that fits."""
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +57,12 @@ def test_it_is_readable_on_any_screen(path, width, scheme, ground):
         assert page.ask("document.documentElement.scrollWidth") <= width, "the page itself does not scroll sideways"
         assert page.ask("getComputedStyle(document.body).backgroundColor").startswith(f"rgb({ground},")
         assert page.ask("[...document.querySelectorAll('.chart :is(svg, canvas)')].length") == 4 + charts.PAGES
-        for table in (".matrix", "#mlp-table"):
-            assert page.ask(STAYS.format(table)), f"the first column of {table} stays when its box is scrolled"
         assert page.ask("[...document.querySelectorAll('.chart')].every((each) => each.getAttribute('aria-label'))")
         assert page.complaints() == []
 
 
-def test_no_chart_is_blank_and_all_of_a_table_is_on_a_sheet(tmp_path):
-    """Each kind of chart, on all kinds of workloads; A4 across."""
+def test_no_chart_is_blank(tmp_path):
+    """Each kind of chart, on all kinds of workloads."""
     workloads = [*load.config({}).workloads, "instruct@size=lora", "moe@size=lora", "moe@optimizer.name=muon"]
     given = {"strategies": ["single", "ddp", "pp_interleaved"], "workloads": workloads}  # the longest name
     config = load.config(given)
@@ -90,13 +79,6 @@ def test_no_chart_is_blank_and_all_of_a_table_is_on_a_sheet(tmp_path):
     drawn = charts.draw(found, workloads)
     assert {name.partition(".")[0] for name in drawn} == {*charts.CHARTS}
     (tmp_path / "report.html").write_text(html.html(found, drawn, config, {}))
-    for width in (400, 1280):
-        with opened(tmp_path / "report.html", width) as page:
-            page.draw_all()
-            assert page.complaints() == []
-            size = {"width": 1047, "height": 718, "deviceScaleFactor": 1, "mobile": False}
-            page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-            page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-            assert page.ask("document.querySelector('#llama2-table tbody tr').cells.length") > 15
-            rights = "[...document.querySelectorAll('table')].map((each) => each.getBoundingClientRect().right)"
-            assert page.ask(f"Math.max(...{rights})") <= size["width"]
+    with opened(tmp_path / "report.html", 400) as page:
+        page.draw_all()
+        assert page.complaints() == []

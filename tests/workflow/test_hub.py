@@ -8,9 +8,7 @@ import sys
 import time
 
 import pytest
-from safetensors.numpy import load_file
 
-from helpers import transformers_models
 from helpers.common import ROOT, Tree
 from helpers.hub_files import articles, environment, repository
 from helpers.hub_server import Hub
@@ -85,41 +83,6 @@ def test_a_login_node_without_internet_is_served_from_another_machine_as_the_doc
     assert (there.path / "results/report.html").exists()
     assert hub.calls[calls:] == []
     assert (there.path / "data/prepared/xsum/dataset.json").stat().st_mtime_ns == prepared
-
-
-PRETRAINED = """
-model: hf:tester/t5-small
-task: summarization
-blocks: [encoder.block.*, decoder.block.*]
-data:
-  embedded: {name: docstrings_mine, reader: package_docstrings}
-sizes:
-  small:
-    data: {rows: 100, document_tokens: 24, summary_tokens: 8}
-    recipe: {max_steps: 2}
-"""
-
-
-@pytest.mark.long
-def test_a_model_of_the_hub_from_the_download_to_the_summary(hub, tree, tmp_path):
-    files = transformers_models.make("t5", tmp_path / "t5").iterdir()
-    hub.repositories["tester/t5-small"] = {path.name: path.read_bytes() for path in files} | {"rust_model.ot": b"no"}
-    (tree.path / "config/workloads/mine.yaml").write_text(PRETRAINED)
-    config = ["--config", "workloads=[mine]", "strategies=[fsdp]", "--"]
-    tree.snakemake(*config, "data/prepared/docstrings_mine/dataset.json", **environment(hub))
-    folder = tree.path / "data/models/tester--t5-small"
-    assert (folder / "model.safetensors").read_bytes() == hub.repositories["tester/t5-small"]["model.safetensors"]
-    assert not (folder / "rust_model.ot").exists()
-    assert tree.json("data/prepared/docstrings_mine/dataset.json")["special_tokens"] == {"pad": 0, "start": 0, "end": 1}
-    calls = len(hub.calls)
-    tree.run(
-        *without_network(), "snakemake", "--profile", "workflow/profiles/local", *config, "all", **environment(hub)
-    )
-    assert hub.calls[calls:] == []
-    report = tree.json("results/fsdp/mine/test.json")
-    assert report["loss"] < report["untrained_loss"]
-    given = load_file(folder / "model.safetensors")
-    assert tree.json("results/fsdp/mine/train.json")["parameters"] == sum(value.size for value in given.values())
 
 
 def test_a_killed_download_is_none_and_another_call_completes_it(hub, tmp_path):

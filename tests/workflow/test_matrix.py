@@ -11,9 +11,7 @@ import yaml
 from helpers.browser import opened
 from helpers.common import HARD_NAME, ROOT
 from helpers.documents import readme
-from helpers.keys import CHANGES
 from shardlab.report import charts
-from shardlab.settings.run_identity import KEYS as KEYS_OF
 
 pytestmark = pytest.mark.timeout(1800)
 WITHOUT_DATA = ("pipeline_bubble", "expert_load")
@@ -58,7 +56,6 @@ def test_every_strategy_reaches_the_test_loss_of_one_device(finished):
     # mlp has 38 parameters: a scalar more or less is a percent of all that it holds.
     off = (summary.predicted_memory_bytes - summary.tensor_bytes).abs()
     assert (off < 0.1 * summary.tensor_bytes + 1024).all()
-    assert (summary.memory_error == summary.predicted_memory_bytes / summary.tensor_bytes - 1).all()
     assert ((summary.bytes_per_step > 0) == (summary.world_size > 1)).all()
     measured = ["wall_seconds", "samples_per_second", "peak_memory_bytes", "steps", "world_size"]
     assert (summary[measured] > 0).all().all()
@@ -70,14 +67,8 @@ def test_reports_say_where_they_come_from(finished):
     assert report["mesh"] == {"dp_shard": 2, "tp": 2}
     assert len(report["peak_memory_bytes"]) == 4
     assert report["identity"]["data"] == finished.json("data/prepared/package_docstrings/dataset.json")["fingerprint"]
-    assert report["versions"]["torch"].startswith("2.13.0")
     metrics = (finished.path / "results/fsdp_tp/xsum/metrics.jsonl").read_text()
     assert report["steps"] == metrics.count('"kind": "train"')
-
-
-def test_best_weights_are_kept_where_the_recipe_says_so(finished):
-    assert (finished.path / "results/zero3/xsum/best.safetensors").exists()
-    assert not (finished.path / "results/zero3/mlp/best.safetensors").exists()
 
 
 def test_the_report_opens_in_a_browser(finished):
@@ -100,15 +91,12 @@ def test_summary_for_people_has_the_verdict_the_call_and_the_matrix(finished):
     text = (finished.path / "results/summary.md").read_text()
     assert text.splitlines()[2].startswith(f"**{VERDICT}")
     assert "Call: site local, data embedded, size small, seed 1, " in text
-    assert "recipe.max_steps = 8." in text
     assert re.search(r"\| single +\| \d\.\d+ +\|", text)
     assert re.search(r"\| rounding alone \(twins\) \| \de[+-]\d+", text)
-    assert len(finished.json("results/noise_floor/xsum.json")["twins"]) == 2
-    assert "Not complete" not in text
 
 
 def test_a_second_call_has_nothing_to_do_also_after_a_comment_and_a_change_of_code_of_no_run(finished):
-    """Which runs depend on which file: tests/unit/test_code_fingerprint.py."""
+    """Which runs depend on which file, and on which key: tests/unit/test_code_fingerprint.py, test_run_identity.py."""
     more = {"models/mlp.py": "# a comment\n", "measure/step_profiler.py": "MORE = 1\n"}
     before = {path: path.read_text() for path in (finished.path / "scripts/shardlab" / file for file in more)}
     for (path, text), lines in zip(before.items(), more.values(), strict=True):
@@ -116,32 +104,5 @@ def test_a_second_call_has_nothing_to_do_also_after_a_comment_and_a_change_of_co
     assert "Nothing to be done" in finished.snakemake("all").stdout
     for path, text in before.items():
         path.write_text(text)
-
-
-def test_an_edit_of_place_or_time_trains_nothing_again(finished):
-    """Of all such keys at once; tests/unit/test_run_identity.py has each. A call with some of them ends as before."""
-    classes = {section: f"{KEYS_OF[section]['place']} {KEYS_OF[section]['time']}".split() for section in KEYS_OF}
-    edits = {section: {key: CHANGES[section][key] for key in names} for section, names in classes.items()}
-    config, _ = finished.path / "config/config.yaml", edits["config"].pop("sweep")  # it only adds runs
-    before = yaml.safe_load(config.read_text())
-    edited = before | edits["config"] | {"recipe": RECIPE | edits["recipe"], "site_settings": edits["site"]}
-    names = {key: before[key][::-1] for key in ("workloads", "strategies")}
-    model = finished.path / "config/workloads/mlp.yaml"
-    text = model.read_text()
-    model.write_text(yaml.safe_dump(yaml.safe_load(text) | edits["workload"]))
-    config.write_text(yaml.safe_dump(edited | names))
-    listed = {*re.findall(r"^(\w+) +\d+$", finished.snakemake("-n", "all").stdout, re.MULTILINE)}
-    model.write_text(text)
-    assert {"plan", "summarize", "report", "image"} <= listed
-    assert not listed & {"resolve", "resolve_init", "init", "train", "evaluate", "compare"}
-
-    trained = {path: path.stat().st_mtime_ns for path in (finished.path / "results").rglob("model.safetensors")}
-    config.write_text(yaml.safe_dump(before | {"site_settings": {"warning": 60, "environment": {"MORE": "1"}}}))
-    finished.snakemake("results/summary.csv")
-    assert {path: path.stat().st_mtime_ns for path in trained} == trained
-    for run in ("init/xsum", "zero3/mlp"):
-        site = finished.json(f"results/{run}/run.json")["site"]
-        assert (site["warning"], site["environment"]) == (60, {"MORE": "1"})
-    assert "Not complete" not in (finished.path / "results/summary.md").read_text()
     said = finished.run("python", "scripts/shardlab", "status").stdout
-    assert len(re.findall(" {2,}done$", said, re.MULTILINE)) == len(trained)
+    assert len(re.findall(" {2,}done$", said, re.MULTILINE)) == 6

@@ -30,10 +30,8 @@ ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Names of architectures in an image's label, and those that Linux uses."""
 COMPRESSION = "-comp zstd -Xcompression-level 3"
 """Of the image's file system."""
-IN_ROCM_IMAGE = ("torch", "triton")
-"""Packages that an image with PyTorch for ROCm provides itself."""
-OF_NVIDIA = ("nvidia-", "cuda-")
-"""Prefixes of packages that are only used on NVIDIA GPUs."""
+NOT_FOR_ROCM = re.compile(r"(?:torch|triton)==|nvidia-|cuda-", re.IGNORECASE)
+"""Pins of what an image with PyTorch for ROCm provides itself, and of what only NVIDIA GPUs use."""
 
 
 @program
@@ -182,16 +180,6 @@ def pip_command(base: str, lock: Path, lines: list[str], folder: Path) -> list[s
     collect = [sys.executable, "-m", "pip", "wheel", "--quiet", "--use-pep517", "--wheel-dir", str(folder)]
     if base != "rocm":
         return [*collect, "-r", str(lock)]
-    # The lock file has every package, and dependencies would bring PyTorch for CUDA back.
-    return [*collect, "--no-deps", *for_rocm(lines)]
-
-
-def for_rocm(lines: list[str]) -> list[str]:
-    """Return the pins of a lock file that are installed on top of an image with PyTorch for ROCm."""
     pins = [line.split("#")[0].strip() for line in lines if re.match("[A-Za-z0-9]", line)]
-    names = [re.split("[^A-Za-z0-9._-]", pin)[0].lower() for pin in pins]
-    return [
-        pin
-        for name, pin in zip(names, pins, strict=True)
-        if name not in IN_ROCM_IMAGE and not name.startswith(OF_NVIDIA)
-    ]
+    # The lock file has every package, and dependencies would bring PyTorch for CUDA back.
+    return [*collect, "--no-deps", *(pin for pin in pins if not NOT_FOR_ROCM.match(pin))]

@@ -43,7 +43,11 @@ def main(
     optimizers.own_settings(run.recipe, model, complete.model.experts)  # checks patterns
     tasks.check_model(run, model)
     code_fingerprint.check_unchanged(run.sources, run.model.sources)
-    runs = [completed(each, model) for each in _runs(complete, strategies or {})]
+    settings_of = complete.model_dump()
+    runs = [
+        completed(Run.model_validate(settings_of | {"strategy": name} | some), model)
+        for name, some in (strategies or {}).items()
+    ]
     notes = contents.check_all(complete, model, runs, {})
     # Of what shows without weights, the summary needs what makes runs unequal; a training looks at the rest itself.
     properties = {key: names for key, names in contents.inspect(complete, model).items() if RULES[key].noted}
@@ -94,8 +98,3 @@ def _of_library(run: Run, model: Any) -> list[str]:
             "library's new models of this class tie it to the embeddings."
         )
     return notes
-
-
-def _runs(run: Run, strategies: dict[str, Any]) -> list[Run]:
-    """Return the run under each of the strategies that will train."""
-    return [Run.model_validate(run.model_dump() | {"strategy": name} | some) for name, some in strategies.items()]

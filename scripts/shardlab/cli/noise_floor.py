@@ -35,7 +35,12 @@ def main(
     initial_weights = initial_digest(weights)
     distributed.start(run.site)
     single_weights = weights_digest(single)
-    twins = [moved_twin(run, data, weights, single, number) for number in range(draws)]
+    twins = []
+    for number in range(draws):
+        with tempfile.TemporaryDirectory() as place:
+            moved = Path(place) / "initial.safetensors"
+            move(run, weights, number, moved)
+            twins.append(twin(run, data, moved, single))
     exact = None
     if run.recipe.precision != "full":
         recipe = run.recipe.model_copy(update={"precision": "full"})
@@ -51,14 +56,6 @@ def main(
         full_precision=exact,
     )
     report.write(output)
-
-
-def moved_twin(run: Run, data: Path, initial: Path, single: Path, number: int) -> Twin:
-    """Train the twin with this number, from initial weights that are moved by one rounding."""
-    with tempfile.TemporaryDirectory() as place:
-        moved = Path(place) / "initial.safetensors"
-        move(run, initial, number, moved)
-        return twin(run, data, moved, single)
 
 
 def twin(run: Run, data: Path, initial: Path, single: Path) -> Twin:

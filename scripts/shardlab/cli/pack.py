@@ -18,7 +18,6 @@ from shardlab.cli import at_least
 from shardlab.errors import UserError
 from shardlab.runs import bill, slurm, slurm_request, stages
 from shardlab.settings import load
-from shardlab.settings.sites import Site
 from shardlab.workflow.call_runs import CallRuns
 
 LATE = 60
@@ -92,25 +91,13 @@ def submission(call: CallRuns, nodes: int | None, minutes: int | None, arguments
         if size[1] > per_node:
             slurm.queue_for(site.slurm, "train", nodes, most)
     requested = slurm.resources(site, "train", nodes, per_node)
-    queue = slurm.queue_for(site.slurm, "train", nodes, per_node)
-    if minutes and minutes > (queue.runtime_max or minutes):
-        raise UserError(
-            f"--minutes {minutes} is more than the queue's runtime_max, {queue.runtime_max}; lower it, or name a queue "
-            "of longer jobs first in slurm.queue."
-        )
-    if minutes:
-        requested["runtime"] = minutes
+    requested["runtime"] = minutes or requested["runtime"]
     late = site.warning + LATE
     if 60 * requested["runtime"] <= late:
         raise UserError(
             f"{requested['runtime']} min are too short, as the last {late} s start nothing; raise --minutes."
         )
     words = slurm_request.sbatch(requested, bill.PACK_JOB, "results/logs/pack-%j.log")
-    return [*words, f"--signal=B:USR1@{late}"], _script(site, nodes, per_node, arguments)
-
-
-def _script(site: Site, nodes: int, per_node: int, arguments: list[str]) -> str:
-    assert site.slurm is not None
     values: dict[str, Any] = {
         "packed": slurm.PACKED,
         "driver": shlex.join(_snakemake("allocation")),
@@ -119,4 +106,4 @@ def _script(site: Site, nodes: int, per_node: int, arguments: list[str]) -> str:
         "call": shlex.join(arguments),
         "again": "true" if site.slurm.requeue else "false",
     }
-    return SCRIPT.format_map(values)
+    return [*words, f"--signal=B:USR1@{late}"], SCRIPT.format_map(values)

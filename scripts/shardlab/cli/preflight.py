@@ -58,31 +58,6 @@ def main(
     return int(f"## {slurm_lines.heading(config.nodes, config.ranks_per_node)}\nerror:" in text)
 
 
-@program
-def preflight_login(settings: Path, config: Config, output: Path) -> int:
-    """Check the machine that Snakemake runs on, and what Slurm would do with the jobs of a call."""
-    return report(login(read_ranks(settings), config), output)
-
-
-@program
-def preflight_nodes(settings: Path, output: Path) -> int:
-    """Check each node of a job."""
-    found = nodes(read_ranks(settings))
-    return report(found, output) if found else 0
-
-
-@program
-def preflight_ranks(settings: Path, output: Path) -> int:
-    """Check that every collective gives the right result over all ranks, started as in a training run."""
-    return ranks(read_ranks(settings), output)
-
-
-@program
-def preflight_show(settings: Path, reports: Annotated[Sequence[Path], "reports to print"]) -> None:
-    """Print what was found."""
-    show(read_ranks(settings), [read_json(path, "preflight report", "run preflight again") for path in reports])
-
-
 def report(found: Findings, output: Path) -> int:
     """Write the findings, or print the problems; return the status."""
     if found["problems"]:
@@ -93,8 +68,10 @@ def report(found: Findings, output: Path) -> int:
     return 0
 
 
-def login(run: Ranks, config: Config) -> Findings:
+@program
+def preflight_login(settings: Path, config: Config, output: Path) -> int:
     """Check the machine that Snakemake runs on, and what Slurm would do with the jobs of a call."""
+    run = read_ranks(settings)
     said, wrong = project_folder.look(ROOT, SPACE)
     problems = [*storage(ROOT / "results"), *wrong]
     for name in launchers.for_site(run.site).programs:
@@ -103,8 +80,7 @@ def login(run: Ranks, config: Config) -> Findings:
     if run.site.container and (reason := container.missing(run.site.container)):
         problems.append(reason)
     about_slurm, wrong = queues(run, config)
-    problems += wrong
-    return {"where": "login node", "said": said + about_slurm, "problems": problems}
+    return report({"where": "login node", "said": said + about_slurm, "problems": problems + wrong}, output)
 
 
 def queues(run: Ranks, config: Config) -> tuple[list[str], list[str]]:
@@ -122,6 +98,13 @@ def queues(run: Ranks, config: Config) -> tuple[list[str], list[str]]:
     tried = slurm_limits.trial([checks, full, *jobs_of(resolve.matrix(config)[0], site)])
     limits, wrong = slurm_limits.policy(site, *size, tried.placed.get(full.queue))
     return said + tried.said + limits, tried.wrong + wrong
+
+
+@program
+def preflight_nodes(settings: Path, output: Path) -> int:
+    """Check each node of a job."""
+    found = nodes(read_ranks(settings))
+    return report(found, output) if found else 0
 
 
 def nodes(run: Ranks) -> Findings | None:
@@ -263,11 +246,14 @@ def tell(host: str, port: int, found: Findings) -> None:
             time.sleep(0.5)
 
 
-def ranks(run: Ranks, output: Path) -> int:
+@program
+def preflight_ranks(settings: Path, output: Path) -> int:
     """Check that every collective gives the right result over all ranks, started as in a training run."""
     from shardlab.measure import device_benchmark
     from shardlab.measure.collectives import wrong
     from shardlab.runtime import distributed
+
+    run = read_ranks(settings)
 
     log = Path(tempfile.gettempdir()) / f"shardlab-preflight-nccl.{os.getpid()}"
     logged = run.site.device == "cuda" and run.nodes > 1 and gpus.log_nccl_to(log)
@@ -290,12 +276,14 @@ def ranks(run: Ranks, output: Path) -> int:
     return status
 
 
-def show(run: Ranks, reports: list[Findings]) -> None:
-    """Print the findings."""
-    for report in reports:
-        for sentence in report.get("said", []):
-            print(sentence)
-        for node in report.get("nodes", []):
+@program
+def preflight_show(settings: Path, reports: Annotated[Sequence[Path], "reports to print"]) -> None:
+    """Print what was found."""
+    run = read_ranks(settings)
+    for path in reports:
+        found = read_json(path, "preflight report", "run preflight again")
+        print("".join(f"{sentence}\n" for sentence in found.get("said", [])), end="")
+        for node in found.get("nodes", []):
             driver = f", driver {node['driver']}" if node["driver"] else ""
             print(
                 f"node {node['host']}: Python {node['python']}, {node['cores']} cores, GPUs {node['gpus'] or 'none'} "
@@ -303,9 +291,9 @@ def show(run: Ranks, reports: list[Findings]) -> None:
             )
             print("  " + ", ".join(f"{name} {version}" for name, version in node["versions"].items()))
             print("".join(f"  {sentence}\n" for sentence in node["said"]), end="")
-        if report["where"] == "ranks":
-            print(f"ranks on {', '.join(report['hosts'])}: all collectives are correct")
+        if found["where"] == "ranks":
+            print(f"ranks on {', '.join(found['hosts'])}: all collectives are correct")
             print(
-                f"  the slowest one reaches {json.dumps(report['hardware'])}: `hardware` of the site's file, for plans"
+                f"  the slowest one reaches {json.dumps(found['hardware'])}: `hardware` of the site's file, for plans"
             )
     print(f"preflight: site {run.site_name} is ready for {run.nodes} x {run.ranks_per_node} ranks.")

@@ -1,6 +1,5 @@
 """Prepare a data set: encode the samples of every split as arrays, with a fingerprint. Needs no network."""
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,25 +17,18 @@ from shardlab.settings import code_fingerprint
 from shardlab.settings.types import DataSet, Model
 
 SECONDS = 10.0
-"""Between two lines of progress in a log."""
+"""Before the first bar of a split, and between two."""
 
 
 class Shown:
-    """Samples of a split that show how many were read: a bar in a terminal, in a log one line every some seconds."""
+    """Samples of a split that show how many were read, if that takes long."""
 
     def __init__(self, split: str, samples: Samples) -> None:
         self.split, self.samples = split, samples
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Read from the first sample."""
-        bar = tqdm(self.samples, desc=self.split, unit=" samples", disable=None, leave=False)
-        last = time.monotonic()
-        for number, sample in enumerate(bar):
-            if bar.disable and time.monotonic() - last > SECONDS:
-                last = time.monotonic()
-                of = f" of {bar.total}" if bar.total else ""
-                print(f"{self.split}: {number}{of} samples read", file=sys.stderr, flush=True)
-            yield sample
+        return iter(tqdm(self.samples, self.split, unit=" samples", mininterval=SECONDS, delay=SECONDS))
 
 
 @program

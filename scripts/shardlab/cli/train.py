@@ -59,10 +59,6 @@ def main(
         sys.exit(
             f"{kind}: rank {rank} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         )
-    distributed.finish(0 if ended else STOPPED)
+    distributed.finish(0 if ended else signals.STOPPED)
     signals.obey()
-    return 0 if ended else STOPPED
-
-
-STOPPED = 3
-"""Exit status of a rank that saved and stopped on request."""
+    return 0 if ended else signals.STOPPED

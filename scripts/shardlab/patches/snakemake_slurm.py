@@ -11,7 +11,6 @@ import inspect
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Collection
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,10 +77,9 @@ def install(
             submit(self, job)
             return
         self.logger.info(f"Job {job.jobid} is Slurm job {found} of an earlier call; following it.")
-        info = plugin.SubmittedJobInfo(
-            job, external_jobid=found, aux={"slurm_logfile": log_of(self, plugin, job, found)}
-        )
-        self._report_job_submission_threadsafe(info)
+        folder = self.slurm_logdir / f"rule_{job.rule.name}" / plugin.get_job_wildcards(job)
+        log = {"slurm_logfile": folder / f"{found}.log"}
+        self._report_job_submission_threadsafe(plugin.SubmittedJobInfo(job, external_jobid=found, aux=log))
 
     async def check_active_jobs(self: Any, active_jobs: list[Any]) -> AsyncIterator[Any]:
         followed.clear()
@@ -115,9 +113,3 @@ def limited(patience: float) -> Callable[..., str]:
             raise subprocess.CalledProcessError(1, words, stderr=str(error)) from None
 
     return check_output
-
-
-def log_of(executor: Any, plugin: Any, job: Any, number: str) -> Path:
-    """File with what a Slurm job of this plugin prints."""
-    folder: Path = executor.slurm_logdir / f"rule_{job.rule.name}" / plugin.get_job_wildcards(job)
-    return folder / f"{number}.log"

@@ -98,13 +98,6 @@ class AttemptLog:
         except UserError:
             return False
 
-    def was_seen(self) -> bool:
-        """Return whether a call saw that this run was done: if its job starts nevertheless, retraining was requested.
-
-        The note names this run's settings; it stays until that training begins.
-        """
-        return requested(self.folder, self.identity)
-
     def tried_by_this_call(self) -> bool:
         """Return whether an earlier attempt belongs to this call of Snakemake: its job was restarted."""
         call = os.environ.get(CALL)
@@ -232,7 +225,9 @@ class AttemptLog:
 
 
 def requested(folder: Path, identity: Identity) -> bool:
-    """Return whether a call saw that the run of these settings was done, and no training has begun since then."""
+    """Return whether a call saw that the run of these settings was done, and no training has begun since then: if its
+    job starts nevertheless, retraining was requested.
+    """
     try:
         return (folder / SEEN).read_text(encoding="utf-8") == identity.numbers
     except FileNotFoundError:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from shardlab.files import COMMAND
 from shardlab.runs import container, forks, launchers, slurm
+from shardlab.runs.launchers import srun
 from shardlab.runs.signals import STOP
 from shardlab.runs.stages import Scope
 from shardlab.settings.sites import SiteRuntime
@@ -30,8 +31,7 @@ def command(run: Ranks, program: list[str], image: str | None, scope: Scope) -> 
     A fork of a server runs it directly on this machine's CPU, if no shell has to do anything first.
     """
     site = run.site
-    here = launchers.for_site(site).runs_here
-    needs_shell = image or not here or site.setup_commands or site.environment_node
+    needs_shell = image or site.launcher != "local" or site.setup_commands or site.environment_node
     forked = None
     if site.device == "cpu" and not needs_shell and forks.is_fork(environment(site)):
         forked = shlex.split(" ".join(_words(run, program, scope)))
@@ -56,12 +56,11 @@ def lines(run: Ranks, program: list[str], image: str | None, scope: Scope) -> st
     on_node += site.setup_commands
     on_node += [f'export {key}="{value}"' for key, value in site.environment_node.items()]
     on_node += ["exec " + " ".join(words)]
-    launcher = launchers.for_site(site)
     cpus = per_node * site.cpus_per_rank
     if scope is Scope.RANKS and isinstance(run, Run) and run.script_launcher:
-        lines += launcher.lines_of_ranks(on_node, nodes, cpus, per_node, options)
+        lines += srun.Launcher(site).lines_of_ranks(on_node, nodes, cpus, per_node, options)
     else:
-        lines += launcher.lines(on_node, nodes, cpus, options)
+        lines += launchers.for_site(site).lines(on_node, nodes, cpus, options)
     return "\n".join(lines)
 
 

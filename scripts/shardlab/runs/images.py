@@ -72,18 +72,15 @@ def read_image(report: Path) -> ImageReport:
     """
     image = read_report(report)
     file = Path(image.path)
-    if image.sha256 is not None and not file.is_file():
-        raise UserError(
-            f"the image {image.path} is missing; {remedy('build it again', report, '-f')}, "
-            "or correct container.image in the site's file."
-        )
-    # Only hash the image again if its time or size differs from the report's.
-    if image.sha256 is not None:
+    if image.sha256 is None:
+        return image
+    wrong = "is missing"
+    if file.is_file():
+        # Only hash the image again if its time or size differs from the report's.
         now = file.stat()
         as_reported = now.st_size == image.bytes and now.st_mtime <= report.stat().st_mtime
-        if not as_reported and sha256(file) != image.sha256:
-            raise UserError(
-                f"the image {image.path} is not the one in {report} (its SHA-256 differs); "
-                f"{remedy('build it again', report, '-f')}."
-            )
-    return image
+        if as_reported or sha256(file) == image.sha256:
+            return image
+        wrong = f"is not the one in {report} (its SHA-256 differs)"
+    again = remedy("build it again", report, "-f")
+    raise UserError(f"the image {file} {wrong}; {again}, or correct container.image in the site's file.")

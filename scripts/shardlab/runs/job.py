@@ -11,7 +11,7 @@ from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import COMMAND, ROOT, lock
 from shardlab.runs import commands, container, launchers, script_place, signals, slurm
-from shardlab.runs.attempts import AttemptLog
+from shardlab.runs.attempts import AttemptLog, requested
 from shardlab.runs.images import other_architecture, read_image
 from shardlab.runs.managed_process import Child
 from shardlab.runs.stages import STAGES, Scope, scope
@@ -112,7 +112,7 @@ def train(
     # A call starts from scratch only once: a requeued job resumes.
     restart = restart and not story.tried_by_this_call()
     # Snakemake re-requests a finished run after --force, or if its driver died.
-    if finished == story.identity and not (restart or story.was_seen()):
+    if finished == story.identity and not (restart or requested(story.folder, story.identity)):
         print(f"{name} is already finished; nothing is trained again.", flush=True)
         return story.note_done(done)
     story.stop_if_no_progress()

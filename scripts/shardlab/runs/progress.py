@@ -55,7 +55,8 @@ class Lines(logging.Handler):
         """Show a record, or remember it for later."""
         try:
             event = str(getattr(record, "event", None) or "message")
-            getattr(self, f"_{event}", self._ignore)(record)
+            if show := getattr(self, f"_{event}", None):  # others are in Snakemake's log alone
+                show(record)
             if self.bar.live.is_started:
                 self.bar.refresh()
         except Exception:
@@ -65,9 +66,6 @@ class Lines(logging.Handler):
         if self.bar.live.is_started:
             self.bar.stop()
         super().close()
-
-    def _ignore(self, record: logging.LogRecord) -> None:
-        """Ignore records that only Snakemake's log shows."""
 
     def _message(self, record: logging.LogRecord) -> None:
         text = record.getMessage()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shardlab.errors import UserError
 from shardlab.files import flock
 from shardlab.records import done, manifest, metrics
-from shardlab.records.reports import Attempt, TrainReport
+from shardlab.records.reports import TrainReport
 from shardlab.runs import attempts, script_place, slurm
 from shardlab.runs.slurm_reattach import name_of
 from shardlab.settings.run_identity import difference, identity_of, of_numbers, of_run
@@ -137,14 +137,11 @@ def progress(folder: Path) -> Progress:
     return Progress(step, steps, loss, speed, None if steps is None else (steps - step) * seconds)
 
 
-def _place(attempt: Attempt) -> str:
-    return f"job {attempt.slurm_job_id}" if attempt.slurm_job_id else attempt.host
-
-
 def _last(folder: Path) -> str:
     """Describe how the last attempt ended."""
     story = attempts.history(folder)
     if not story:
         return "never begun"
     attempt = story[-1]
-    return f"attempt {attempt.number} ({_place(attempt)}) {attempt.why or 'died without reporting'}"
+    place = f"job {attempt.slurm_job_id}" if attempt.slurm_job_id else attempt.host
+    return f"attempt {attempt.number} ({place}) {attempt.why or 'died without reporting'}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError
-from shardlab.files import read_json, write_json
+from shardlab.files import read_json
 from shardlab.records.script_lines import DUMPS, has_dumps
 
 OUTPUT, CHECKPOINTS = "script", "checkpoints"
@@ -53,10 +53,6 @@ def copy_dumps(folder: Path, target: Path, script: str) -> None:
         )
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(dumps, target)
-
-
-def write_measured(folder: Path, rank: int, values: dict[str, Any]) -> None:
-    write_json(folder / MEASURED / f"{rank}.json", values)
 
 
 def wait_for_ranks(folder: Path, rank: int, ranks: int, seconds: float) -> None:

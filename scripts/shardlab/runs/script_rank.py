@@ -15,7 +15,7 @@ from typing import Any
 from shardlab.data import store
 from shardlab.data.order import BatchOrder
 from shardlab.errors import UserError
-from shardlab.files import ROOT, write_text
+from shardlab.files import ROOT, write_json, write_text
 from shardlab.records import metrics
 from shardlab.records.script_lines import Lines
 from shardlab.runs import cpu_binding, script_place, signals, slurm
@@ -27,8 +27,6 @@ SELDOM = 0.5
 """Seconds between two looks at its memory and at the file that requests it to stop."""
 EXCEPTION = re.compile(r"(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*)")
 """A line of standard error that names a Python exception."""
-STOPPED = 3
-"""Exit status of a rank whose script ended because it was requested to."""
 
 
 def number(run: Run) -> int:
@@ -174,7 +172,7 @@ class Recorder:
 
 
 def supervise(run: Run, options: list[str], folder: Path, recorder: Recorder | None) -> int:
-    """Run the script to its end, and return 0, or STOPPED.
+    """Run the script to its end, and return 0, or ``signals.STOPPED``.
 
     ``recorder`` is that of rank 0.
 
@@ -217,19 +215,18 @@ def supervise(run: Run, options: list[str], folder: Path, recorder: Recorder | N
         if run.script_launcher:
             # srun ends all ranks once the first one ends so, also one that saves. torchrun gives them time.
             script_place.wait_for_ranks(folder, rank, run.world_size, run.site.stop_seconds)
-        return STOPPED
+        return signals.STOPPED
     if status:
         raise UserError(script.failure(rank))
     if recorder:
         recorder.finish()
-    seconds = time.monotonic() - script.began
-    values = {
+    measured = {
         "host": os.uname().nodename,
         "cpus": cpu_binding.own(),
         "peak_memory_bytes": script.peak_bytes,
-        "wall_seconds": seconds,
+        "wall_seconds": time.monotonic() - script.began,
     }
-    script_place.write_measured(folder, rank, values)
+    write_json(folder / script_place.MEASURED / f"{rank}.json", measured)
     return 0
 
 

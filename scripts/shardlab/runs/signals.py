@@ -16,6 +16,8 @@ WARNINGS = STOP[1:]
 """Signals that a process without anything to save only records. SIGTERM ends it at once: a rank that waits for one that
 died during start-up would not react to signals, and torchrun would wait 30 s.
 """
+STOPPED = 3
+"""Exit status of a rank that saved and stopped on request."""
 REQUEST = ".stop"
 """File in a run's folder that requests its ranks to save and stop, with the reason."""
 DRIVER_ENDED = "Snakemake ended"

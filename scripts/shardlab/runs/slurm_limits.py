@@ -93,7 +93,8 @@ def means(site: Site, runtime: int, partition: dict[str, str], config: dict[str,
     assert site.slurm is not None
     slurm, name = site.slurm, partition["PartitionName"]
     said, wrong = [], []
-    most = minutes(partition.get("MaxTime", "UNLIMITED"))
+    limited = seconds(partition.get("MaxTime", "UNLIMITED"))
+    most = None if limited is None else int(limited // 60)
     if most is not None and runtime > most:
         wrong.append(f"partition {name} limits jobs to {most} min, but slurm.runtime is {runtime}; lower it to {most}")
     back = slurm.requeue and config.get("JobRequeue", "1") != "0"
@@ -120,9 +121,3 @@ def means(site: Site, runtime: int, partition: dict[str, str], config: dict[str,
             f"stop_seconds, now {site.stop_seconds}, should be less"
         )
     return said, wrong
-
-
-def minutes(text: str) -> int | None:
-    """Convert Slurm's D-HH:MM:SS, HH:MM:SS or MM:SS to minutes; None for UNLIMITED or any other text."""
-    found = seconds(text)
-    return None if found is None else int(found // 60)

@@ -14,7 +14,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
-from shardlab.errors import UserError
 from shardlab.files import flock, write_json
 from shardlab.records import done
 from shardlab.runs.attempts import CALL, SEEN, requested
@@ -71,16 +70,11 @@ def bring_up_to_date(run: Run, path: Path) -> None:
     """Rewrite a run.json that is damaged or edited, or whose keys of place and time are no longer those of ``run``.
 
     It keeps its old time, so that nothing becomes outdated because of it.
-
-    Raises:
-        UserError: it is a folder.
     """
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return
-    except IsADirectoryError:
-        raise UserError(f"{path} is a folder; remove it, then run the same command again.") from None
     except ValueError:
         found = None
     planned = sealed(run)

@@ -59,8 +59,6 @@ def check_folder(folder: Path) -> None:
         path = folder / name
         while not path.exists():
             path = path.parent
-        if not path.is_dir():
-            raise UserError(f"{path} is not a folder; move it away.")
         if not os.access(path, os.W_OK | os.X_OK):
             raise UserError(
                 f"you cannot write into {path}; work in your own copy of the project, or have its owner make it "
@@ -84,11 +82,8 @@ def targets(arguments: list[str]) -> Iterator[Target]:
     """Yield the runs named by a call's arguments; Snakemake knows its targets only after reading the Snakefile.
 
     Raises:
-        UserError: a target is among the runs and no rule makes it, or is an option; names what would work.
+        UserError: a target is among the runs and no rule makes it; names what would work.
     """
-    last = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
-    if options := [word for word in last if word.startswith("-")]:
-        raise UserError(f"{options[0]} comes after --, which ends the options; write it before --.")
     for option, target in zip(["", *arguments], arguments, strict=False):
         match = re.fullmatch(r"results/([^/]+)/([^/]+)(?:/(.*))?", target)
         if option in FILE_OPTIONS or not match:

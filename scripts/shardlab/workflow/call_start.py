@@ -71,9 +71,6 @@ def take_over(arguments: list[str], folder: Path) -> None:
 def note_done(arguments: list[str], folder: Path, runs: Iterable[Run], frozen: Callable[[], Mapping[str, Run]]) -> None:
     """Record which runs are done as this call begins, if it runs jobs; see ``snakemake_lock.note_done``. Bring their
     ``frozen`` settings up to date.
-
-    Raises:
-        UserError: a run.json is a folder.
     """
     if snakemake_lock.runs_jobs(arguments):
         for name, run in frozen().items():

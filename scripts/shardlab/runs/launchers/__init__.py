@@ -18,8 +18,6 @@ RENDEZVOUS = "RENDEZVOUS"
 class Launcher(ABC):
     """Start of a program on the nodes of a run, and the signal that stops it."""
 
-    runs_here: ClassVar[bool] = False
-    """True if the program is a child of this process, so that a fork can replace its command."""
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     """Signal that makes the started command end its program, or forward the request to it."""
     kill_signal: ClassVar[signal.Signals] = signal.SIGKILL
@@ -40,15 +38,6 @@ class Launcher(ABC):
 
         ``options``: those of the command itself that start the lines inside the image.
         """
-
-    def lines_of_ranks(
-        self, on_node: list[str], nodes: int, cpus: int, ranks_per_node: int, options: list[str]
-    ) -> list[str]:
-        """Return Bash lines that run the lines once per rank, without torchrun; ``cpus`` are those of a node.
-
-        Only launchers that a strategy's key `launcher` can name do this.
-        """
-        raise NotImplementedError
 
     @abstractmethod
     def rendezvous(self) -> list[str]:
@@ -88,8 +77,11 @@ class JobLauncher(Launcher):
         lines = []
         if nodes > 1:
             lines.append(f'export {RENDEZVOUS}="{address(self.settings)}:{self.port}"')
-        words = [*self.command(nodes, cpus), *self.settings.flags, *options, "bash", "-c", "\n".join(on_node)]
-        return [*lines, f"exec {shlex.join(words)}"]
+        return [*lines, self.executed(self.command(nodes, cpus), options, on_node)]
+
+    def executed(self, words: list[str], options: list[str], lines: list[str]) -> str:
+        """Return the Bash line that starts the lines with these words, the site's flags and options for the image."""
+        return f"exec {shlex.join([*words, *self.settings.flags, *options, 'bash', '-c', chr(10).join(lines)])}"
 
     def rendezvous(self) -> list[str]:
         return [

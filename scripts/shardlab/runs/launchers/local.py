@@ -1,14 +1,10 @@
 """Programs on this machine, as children of this process."""
 
-from typing import ClassVar
-
 from shardlab.runs import launchers
 
 
 class Launcher(launchers.Launcher):
     """See the base class."""
-
-    runs_here: ClassVar[bool] = True
 
     def lines(self, on_node: list[str], nodes: int, cpus: int, options: list[str]) -> list[str]:
         return on_node

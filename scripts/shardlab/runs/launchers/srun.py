@@ -1,7 +1,6 @@
 """Steps of a Slurm job (srun)."""
 
 import os
-import shlex
 import signal
 from typing import ClassVar
 
@@ -38,13 +37,13 @@ class Launcher(launchers.JobLauncher):
     def lines_of_ranks(
         self, on_node: list[str], nodes: int, cpus: int, ranks_per_node: int, options: list[str]
     ) -> list[str]:
+        """Return Bash lines that run the lines once per rank, without torchrun; ``cpus`` are those of a node."""
         # What scripts that srun starts expect of the job's script: where their rank 0 listens.
-        lines = [
+        return [
             f'export MASTER_ADDR="{launchers.address(self.settings)}"',
             f'export MASTER_PORT="{self.port}"',
+            self.executed(self._step(nodes, cpus // ranks_per_node, ranks_per_node), options, on_node),
         ]
-        words = [*self._step(nodes, cpus // ranks_per_node, ranks_per_node), *self.settings.flags, *options]
-        return [*lines, f"exec {shlex.join([*words, 'bash', '-c', chr(10).join(on_node)])}"]
 
     def _step(self, nodes: int, cpus: int, tasks: int) -> list[str]:
         # Nothing is inherited from the job: each number is given explicitly.
