@@ -248,7 +248,7 @@ def elsewhere(of_tests: list[Fault], not_reproduced: list[Published]) -> str:
     """Format a Markdown list of what no small training shows, and what is not reproduced."""
     lines = []
     for fault in of_tests:
-        seen_by = ", ".join(f"`{test.removeprefix('tests/')}`" for test in fault.tests)
+        seen_by = ", ".join(f"`{test}`" for test in fault.tests)
         lines.append(f"- {fault.published.says} ({fault.published.sources}): {seen_by}")
     lines += [f"- {known.says} ({known.sources}): {known.note}" for known in not_reproduced]
     return "\n".join(lines)

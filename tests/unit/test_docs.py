@@ -30,7 +30,7 @@ def test_each_strategy_has_one_page():
 def test_links_lead_somewhere(path):
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
         assert link.startswith("https://") or (path.parent / link).exists(), link
-    for name, test in re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+\.\w+)(?:::(\w+))?`", path.read_text()):
+    for name, test in re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+\.\w+)(?:::(\w+)(?:\[.+?\])?)?`", path.read_text()):
         places = (ROOT / name, ROOT / "scripts/shardlab" / name)
         assert any(place.exists() for place in places) or "NAME" in name, name
         assert not test or f"def {test}(" in (ROOT / name).read_text(), f"{name}::{test}"
