@@ -162,8 +162,6 @@ def _places(found: list[tuple[object, int, int]]) -> dict[object, str]:
 def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
     def rows(pair: Pair, step: int) -> Iterator[Row]:
         name = f"step{step}/{kind}"
-        if kind == "gradients" and pair.slack:
-            return
         pairs = [capture.tensors(name) for capture in (pair.actual, pair.reference)]
         if kind == "optimizer" and not all(each.names for each in pairs) and _has_updates(pair, step):
             return  # a state that is kept elsewhere; or none, as without momentum: then updates differ

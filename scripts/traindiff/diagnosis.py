@@ -83,11 +83,6 @@ def diagnose(pair: Pair) -> Diagnosis:
     notes = [
         _excused([stage for stage in excused if stage.kind == kind]) for kind in dict.fromkeys(s.kind for s in excused)
     ]
-    if pair.slack:
-        notes.append(
-            "This training's gradients are the reference's after clipping: it clips by its own code, and PyTorch's "
-            f"functions add 1e-6 to the norm. So differences up to {pair.slack:.1g} count as equal."
-        )
     notes += [f"Step {stage.step}, {stage.kind}: {row.name} {row.note}." for stage, row in _noted(compared)]
     if first is None:
         notes += sample_weights.disagreements(pair, pair.steps[-1])
@@ -175,8 +170,7 @@ def _causes(view: View) -> list[Formula]:
         later = [each for each in stages(pair) if each.step == stage.step and each.kind == "update" and each.wrong]
         found = [each for update in later for each in formulas.explain(View(pair, update))]
         found = [each for each in found if each.cause in ("in no optimizer that took a step", "no update")]
-        settings = [each for update in later for each in formulas.stated(View(pair, update), every=True)]
-        return found or settings or _of_missing(view)
+        return found or _of_missing(view)
     if any(not math.isfinite(row.difference) for row in stage.wrong) and stage.kind != "restored checkpoint":
         return []
     if stage.kind == "samples":
@@ -195,8 +189,6 @@ def _causes(view: View) -> list[Formula]:
         return _of_norm(view)
     if stage.kind in ("loss", "reported loss"):
         return _of_loss(view)
-    if stage.kind == "schedule":
-        return _of_rate(view)
     if stage.kind == "restored checkpoint":
         return _of_restored(view)
     return []
@@ -336,18 +328,6 @@ def _of_restored(view: View) -> list[Formula]:
     return []
 
 
-def _of_rate(view: View) -> list[Formula]:
-    """A learning rate that the trainings say, if updates have its factor."""
-    row = next((row for row in view.stage.wrong if row.name == "learning_rate"), None)
-    updates = next((s for s in stages(view.pair) if s.step == view.step and s.kind == "update" and s.wrong), None)
-    if row is None or updates is None:
-        return []
-    found = formulas.explain(View(view.pair, updates))
-    if row.ratio:
-        return [each for each in found if each.cause == "rate"]
-    return [Formula("rate", row.note, each.equation, each.fit) for each in found if each.cause in ("no update", "rate")]
-
-
 # Places
 
 
@@ -380,26 +360,18 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
             f"{' and of '.join(names)}."
         )
     if stage.kind == "gradient":
-        found += _of_losses(view, causes)
+        found += _of_losses(view)
     found += sample_weights.disagreements(pair, max(stage.step, 0))
     return [each for each in found if each]
 
 
-def _of_losses(view: View, causes: list[Formula]) -> list[str]:
-    """Return what dumps' losses, and weights of samples that do not fit, say of the forward pass."""
+def _of_losses(view: View) -> list[str]:
+    """Return what dumps' losses say of the forward pass."""
     own, usual = (capture.shown(view.step).get("loss") for capture in view.pair.captures)
-    found = []
-    if own is not None and usual is not None and not view.pair.actual.ranks(view.step):
-        same = _same_loss(view)
-        found.append(f"The loss is {own:.8g}, in the reference {'the same' if same else f'{usual:.8g}'}.")
-    if view.tried.get("a weight of each sample", 0.0) > view.limit(PART) and not (view.seen or causes):
-        found.append("No weights of the step's samples give this gradient.")
-    return found
-
-
-def _same_loss(view: View) -> bool:
-    own, usual = (capture.shown(view.step).get("loss") for capture in view.pair.captures)
-    return own is not None and usual is not None and abs(own - usual) <= view.limit(SCALARS) * abs(usual)
+    if own is None or usual is None or view.pair.actual.ranks(view.step):
+        return []
+    same = abs(own - usual) <= view.limit(SCALARS) * abs(usual)
+    return [f"The loss is {own:.8g}, in the reference {'the same' if same else f'{usual:.8g}'}."]
 
 
 def _of_names(view: View) -> list[str]:
@@ -463,25 +435,10 @@ def _settings(view: View) -> list[str]:
     """Return what both optimizers say of their settings, where these differ."""
     if view.stage.kind not in ("optimizer state", "update"):
         return []
-    own, usual = (formulas.settings(view, side) for side in (0, 1))
-    shown = [capture.shown(view.step) for capture in view.pair.captures]
-    groups = [[each for each in own.get("groups") or [] if "optimizer" in each] for own in shown]
-    kinds = [sorted({each["optimizer"] for each in own}) for own in groups]
-    rates = [each.get("learning_rate") or [] for each in shown]
-    found = []
-    if all(kinds) and kinds[0] != kinds[1]:
-        found.append(f"The optimizer is {listed(kinds[0])}, in the reference {listed(kinds[1])}.")
-    if not (own and usual) and all(rates) and rates[0] != rates[1]:
-        found.append(f"The learning rate of the step is {rates[0]}, not {rates[1]}.")
-    has = [formulas.optimized(view, side) for side in (0, 1)]
-    if has[0] and (lacks := [row.name for row in view.stage.wrong if row.name in has[1] - has[0]]):
-        found.append(f"No optimizer that took a step has {listed(lacks)}.")
-    for (key, values), names in formulas.different_settings(view).items():
-        if key == "optimizer":
-            continue  # said above
-        said = "a count of steps of" if key == "count" else key
-        found.append(f"The optimizer says {said} {values}: for {listed(names)}.")
-    return found
+    return [
+        f"The optimizer says {'a count of steps of' if key == 'count' else key} {values}: for {listed(names)}."
+        for (key, values), names in formulas.different_settings(view).items()
+    ]
 
 
 # What would tell more
@@ -490,19 +447,14 @@ def _settings(view: View) -> list[str]:
 def _hints(view: View, causes: list[Formula]) -> list[str]:
     """Return what would tell more than this comparison."""
     pair, stage = view.pair, view.stage
-    is_dump, is_of_tensors = not pair.actual.ranks(pair.steps[0]), stage.kind in TENSORS
-    precision = view.limit(LIMITS) if is_of_tensors else math.nan
-    most = max(row.difference for row in stage.wrong)
-    said = [bool(capture.ranks(stage.step) or capture.shown(stage.step).get("ids")) for capture in pair.captures]
-    is_gradient = is_dump and stage.kind == "gradient"
     if causes:
         return []
+    precision = view.limit(LIMITS) if stage.kind in TENSORS else math.nan
+    most = max(row.difference for row in stage.wrong)
+    is_gradient = not pair.actual.ranks(pair.steps[0]) and stage.kind == "gradient"
     found = {
         "`dumped.samples(losses)` in the reference, before `backward()`: it shows the weight of each sample.": (
             is_gradient and not pair.reference.samples(stage.step)
-        ),
-        "`dumped.note(ids=...)` in both: then samples are compared, first of all, and weights are named by ranks.": (
-            is_dump and not all(said) and stage.step >= 0 and stage.kind != "initial weights"
         ),
         "`--dtype float32`, if one of the models computes something in it: differences of this size may be its "
         "rounding, or that of an approximation (of GELU, say).": precision == LIMITS["F64"] and most <= ISLAND,
@@ -510,9 +462,7 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
         "may be its rounding.": precision == LIMITS["F32"] and most <= LIMITS["BF16"],
         "Both trainings in float64: rounding hides nothing then.": precision > LIMITS["F64"],
         "`--twin`, the reference from weights moved by one rounding: it shows how far rounding grows.": (
-            pair.twin is None and precision != LIMITS["F64"] and stage.step > pair.steps[0]
+            pair.twin is None and precision > LIMITS["F64"] and stage.step > pair.steps[0]
         ),
-        "The outputs of the model for the samples of this step, printed by both: they tell the forward from the "
-        "backward pass.": is_gradient and not _same_loss(view),
     }
     return [sentence for sentence, tells in found.items() if tells]

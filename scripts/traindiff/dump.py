@@ -745,8 +745,8 @@ def _differ(ranks: list[dict[str, float]]) -> bool:
 def hashes(inputs: Any) -> tuple[list[str], str]:
     """Return a name of each row of the first tensor, and its dtype.
 
-    A name is a hash of the row; of one of integers also that of what is between its first and last run of equal ones,
-    and its length, as in HASH/HASH/8: rows that are padded to other lengths have the same inside.
+    A name is a hash of the row; of one of integers with its first and its last run of equal ones as one each: rows that
+    are padded to other lengths have the same name.
     """
     found = next(_tensors(inputs), None)
     if found is None:
@@ -756,16 +756,11 @@ def hashes(inputs: Any) -> tuple[list[str], str]:
     rows = rows.to(torch.bfloat16).view(torch.int16) if rows.is_floating_point() else rows.long()
     names = []
     for row in rows:
-        name = _hash(row)
         if row.dim() == 1 and not found.is_floating_point():
             changes = (row[1:] != row[:-1]).nonzero().flatten().tolist()
-            name += f"/{_hash(row[changes[0] + 1 : changes[-1] + 1] if changes else row[:1])}/{len(row)}"
-        names.append(name)
+            row = row[changes[0] : changes[-1] + 2] if changes else row[:1]
+        names.append(hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=8).hexdigest())
     return names, kind
-
-
-def _hash(row: Tensor) -> str:
-    return hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
