@@ -7,7 +7,7 @@ from functools import lru_cache
 from traindiff import formulas, outputs, sample_weights
 from traindiff.capture_files import InputError
 from traindiff.comparison import stages
-from traindiff.fit import PART, Fit, View, coefficient, listed, number, ranges
+from traindiff.fit import Fit, View, coefficient, listed, number, ranges
 from traindiff.formulas import Formula, fewest, meaning
 from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage, owner
 
@@ -15,8 +15,6 @@ TENSORS = (*FILES, "update", "initial weights", "weights before it", "buffers")
 """Stages of which formulas recompute tensors."""
 BEFORE_UPDATES = ("samples", "gradient", "clipped gradient", "optimizer state")
 """Stages that may differ where updates are equal: reduction or state inside the optimizer, for example."""
-MEANINGS = 3
-"""Most numbers that a reported loss may be, and still be named."""
 ISLAND = 1e-5
 """Largest part of a tensor in float64 that the rounding of float32 inside makes up."""
 
@@ -285,26 +283,16 @@ def _parts_of_norm(pair: Pair, step: int) -> dict[str, float]:
 
 
 def _of_loss(view: View) -> list[Formula]:
-    """The loss alone: a factor, or that of one rank's micro-batch."""
-    row = view.stage.wrong[0]
-    alone = view.stage.kind == "reported loss" or _is_alone(view)
-    means = meaning(view.pair, view.step, row.ratio, view.near) if row.ratio is not None else ""
-    found = [f"{number(row.ratio or 0.0)}{means}"] * bool(means)
-    shown = view.pair.actual.shown(view.step)
-    reported = shown.get("reported_loss")
-    micros = [(value, r, m) for r, each in enumerate(shown.get("losses") or []) for m, value in enumerate(each)]
-    for times, text in {shown.get("micro_batches", 1): ", times the number of micro-batches", 1: ""}.items():
-        found += [
-            f"that of rank {rank}'s micro-batch {micro}{text}"
-            for value, rank, micro in micros
-            if len(micros) > 1 and not means and reported
-            if abs(reported - times * value) <= view.limit(SCALARS) * abs(reported)
-        ]
-    if not alone:
-        return [Formula("factor", found[0], "loss = c x the reference's")] if found else []
-    text = "gradients and updates, where they are compared, are equal"
-    text += f"; it is {', or '.join(found)}" * (0 < len(found) <= MEANINGS)
-    return [Formula("the report alone", text, "the loss is not what the gradient is of")]
+    """The loss alone, or a factor."""
+    ratio = view.stage.wrong[0].ratio
+    means = meaning(view.pair, view.step, ratio, view.near) if ratio is not None else ""
+    factor = f"{number(ratio)}{means}" if ratio is not None and means else ""
+    if view.stage.kind == "reported loss" or _is_alone(view):
+        text = "gradients and updates, where they are compared, are equal" + f"; it has a factor of {factor}" * bool(
+            factor
+        )
+        return [Formula("the report alone", text, "the loss is not what the gradient is of")]
+    return [Formula("factor", factor, "loss = c x the reference's")] if factor else []
 
 
 def _is_alone(view: View) -> bool:
@@ -338,7 +326,6 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
     if stage.kind in TENSORS:
         found += [
             *_of_names(view),
-            *([] if causes else dict.fromkeys(view.seen)),
             *_not_finite(view),
             *_one_sided(view),
             *_settings(view),

@@ -69,8 +69,6 @@ class View:
     stage: Stage
     tried: dict[str, float] = field(default_factory=dict)
     """What did not hold, and the part of the difference that it left."""
-    seen: list[str] = field(default_factory=list)
-    """Sentences on what holds and names no cause."""
 
     @cached_property
     def names(self) -> list[str]:

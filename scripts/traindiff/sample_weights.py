@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -238,26 +239,22 @@ def _unreduced(weights: dict[object, float]) -> str:
 def _of_samples(sums: _Sums, fit: Fit) -> Iterator[Formula]:
     """Each sample has a weight of its own: some count several times, or not at all."""
     samples, near, weights = sums.samples, 100 * sums.view.near, fit.solved
-    size = max(map(abs, weights))
+    size, once = max(map(abs, weights)), median(weights)
     if max(weights) - min(weights) <= near * size:
         return
     table = _table(samples, weights, None)
     shown = "gradient = sum over the samples of a weight x their part of the reference's"
-    for once in sorted({value for value in weights if value > near * size}):
-        times = [round(weight / once) for weight in weights]
-        is_sum = max(times) <= MORE and min(times) >= 0 and 2 * times.count(1) >= len(times)
-        if is_sum and sums.fit(once * torch.tensor(times).double() @ sums.rows, []):
-            parts = []
-            for count in sorted({*times} - {1}):
-                which = [row for row, each in enumerate(times) if each == count]
-                places = {0: " (the step's first)", len(times) - 1: " (the step's last)"}
-                parts.append(f"{count} times {listed((samples.label(r) + places.get(r, '') for r in which), 8)}")
-            rest = "" if abs(once - 1) <= near else f"; the others {number(once)} times"
-            yield Formula("weights of samples", f"{'; '.join(parts)}{rest}", shown, fit, table)
-            return
-    unchanged = [samples.label(row) for row, weight in enumerate(weights) if abs(weight - 1) <= near * size]
+    times = [round(weight / once) if once > near * size else -1 for weight in weights]
+    if max(times) <= MORE and min(times) >= 0 and sums.fit(once * torch.tensor(times).double() @ sums.rows, []):
+        parts = []
+        for count in sorted({*times} - {1}):
+            which = [row for row, each in enumerate(times) if each == count]
+            places = {0: " (the step's first)", len(times) - 1: " (the step's last)"}
+            parts.append(f"{count} times {listed((samples.label(r) + places.get(r, '') for r in which), 8)}")
+        rest = "" if abs(once - 1) <= near else f"; the others {number(once)} times"
+        yield Formula("weights of samples", f"{'; '.join(parts)}{rest}", shown, fit, table)
+        return
     text = f"from {min(weights):.4g} to {max(weights):.4g} times the reference's"
-    text += f"; {len(unchanged)} of {len(weights)} count as there: {listed(unchanged, 8)}" * bool(unchanged)
     yield Formula("size of each sample's part", text, shown, fit, table)
 
 
@@ -266,8 +263,6 @@ def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
     view, samples = sums.view, sums.samples
     stated = [capture.shown(view.step).get("max_grad_norm") for capture in view.pair.captures]
     limits = {float(each) for each in stated if each}
-    # Gradients are written before the last clipping, if there is one at the end.
-    rest = "" if view.pair.actual.tensors(f"step{view.step}/clipped") else " but the last"
     if any(name in samples.indexed for name in samples.names):
         return  # norms are of whole gradients
     parts = sums.blocks(partition)
@@ -281,7 +276,7 @@ def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
             own = len(parts) * part
             mean += own * min(1.0, limit / (float(own.norm()) + 1e-6)) / len(parts)
         for predicted, text in (
-            (last, f"after each {partition.kind}{rest}"),
+            (last, f"after each {partition.kind}"),  # written before the last clipping, at the step's end
             (total, f"after each {partition.kind}"),
             (mean, f"of each {partition.kind} before the reduction"),
         ):
