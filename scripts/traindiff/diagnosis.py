@@ -104,7 +104,7 @@ def _excused(found: list[Stage]) -> str:
         return f"{steps}the samples have other names ({wrong.note}), but numbers show that they are the same."
     return (
         f"{steps}{kind} differs ({wrong.name}: {wrong.difference:.1e}), but all updates are equal, as where an "
-        "optimizer reduces gradients, or keeps its state, in another way."
+        "optimizer itself reduces gradients."
     )
 
 
@@ -129,22 +129,10 @@ def _updates_are_equal(pair: Pair, stage: Stage) -> bool:
         # A frozen parameter, and one whose rate is 0, differ in what only one of them has.
         files = [capture.tensors(f"step{stage.step}/{FILES[stage.kind]}") for capture in pair.captures]
         only_one_has = all((row.name in files[0]) != (row.name in files[1]) for row in stage.wrong)
-        # A buffer that has the rate in it differs, too; so does a coefficient, whose first updates may be equal.
-        is_told = any(key in formulas.COEFFICIENTS for key, _ in formulas.different_settings(View(pair, stage)))
-        has_time = any(each.step > stage.step for each in updates) or any(
-            s.wrong and s.step < stage.step for s in states
-        )
-        # Where gradients are squared, as by Adam, their factor does not reach the updates, and is none of the buffer.
-        is_linear = not any(formulas.is_square_of_gradients(row.name) for row in stage.rows)
-        is_inside = stage.kind == "optimizer state" and has_time and _equal(gradients) and not is_told and is_linear
-        return (only_one_has and all(_missing(each.rows) for each in states)) or is_inside
+        return only_one_has and all(math.isinf(row.difference) for each in states for row in each.wrong)
     # A factor is hidden by clipping, or by Adam; that of a loss scale may be taken out inside the optimizer.
     found = formulas.explain(View(pair, stage)) if stage.kind == "gradient" else []
     return not any(cause.cause.startswith("factor") and "loss scale" not in cause.text for cause in found)
-
-
-def _missing(rows: list[Row]) -> bool:
-    return all(math.isinf(row.difference) for row in rows if row.differs)
 
 
 @lru_cache(maxsize=1)
