@@ -1,14 +1,11 @@
 """Causes are named where a formula holds, and nowhere else: faults of trainers, and trainings that are right."""
 
 import json
-import os
 import re
-import socket
-import subprocess
-import sys
 
 import planted
 import pytest
+import script_rank
 import torch
 from safetensors.torch import save_file
 from tiny_dumps import DOWN, TENSORS, UP, compared, dump, times
@@ -27,94 +24,21 @@ def folder(tmp_path_factory):
     torch.set_num_threads(threads)
 
 
-ALONE = {
-    "over targets of micro-batches": (
-        "over targets",
-        "gradient; means of blocks: the mean of the micro-batches' means, not of all targets",
-    ),
-    "uneven micro-batches not divided": (
-        "plain",
-        "gradient; means of blocks: all of 2 micro-batches' means are added",
-    ),
-    "only the last micro-batch": (
-        "plain",
-        "gradient; lost blocks: of 2 micro-batches only this one counts: 1 (1 times)",
-    ),
-    "the first sample twice": (
-        "plain",
-        "gradient; weights of samples: 0 times # (the step's last); 2 times # (the step's first); the others 0.9 times",
-    ),
-    "weights of samples": ("plain", "gradient; size of each sample's part: from 0.1 to 3 times the reference's"),
-    "one layer's gradient doubled": ("plain", "gradient; a factor of 2 (2.weight)"),
-    "clips by the norm of a part": ("reference", "clipped gradient; norm of some: all parameters but 0.weight"),
-    "clipped by hand at half the norm": ("reference", "gradient; a factor of 0.152374, to a norm of 0.1"),
-    "clips at another norm": ("reference", "clipped gradient; clip: to a norm of 0.1, 0.5 times the reference's"),
-    "sgd in place of adamw": (
-        "plain",
-        "update; settings: lr 0.1, not 0.01; optimizer SGD, not AdamW; weight_decay 0, not 0.1",
-    ),
-    "amsgrad": ("plain", "optimizer state; settings: amsgrad True, not False"),
-    "clips later by PyTorch": ("plain", "optimizer state; clip: to a norm of 0.33"),
-    "sgd clips later by PyTorch": ("sgd", "update; clip: to a norm of 0.33"),
-    "plain": ("reference", "optimizer state; no clipping"),
-    "each micro-batch clips": ("reference", "gradient; clip of each block: to a norm of 0.2 after each micro-batch"),
-    "biases left out": ("plain", "optimizer state; in no optimizer that took a step: 0.bias, 2.bias"),
-    "decay of biases left out": ("plain", "update; decay: 0, not 0.1 (0.bias, 2.bias)"),
-    "warm-up": ("warm-up from 1", "update; rate: it is 0 in this step"),
-    "betas": ("plain", "optimizer state; settings: beta2 0.95, not 0.999"),
-    "decay in the gradient": (
-        "plain",
-        "optimizer state; decay: of the gradient (Adam), not of the update (AdamW)",
-    ),
-    "gradients not cleared": ("plain", "gradient; previous gradient: 1 times that of step 0 is added"),
-    "decay by hand": ("plain", None),
-    "some prepared otherwise": ("plain", "samples; other inputs: not read: "),
-    "samples of the next step": ("plain", "samples; other samples: those of step 2"),
-    "resumed without the count": ("resumed", "update; the optimizer's count of steps: 0, not 2"),
-    "autocast": ("float32", None),
-    "bfloat16, slowly": ("float32, slowly", "update; cast: weights are kept in bfloat16"),
-    "shifted, in micro-batches": ("shifted", None),
-    "weights moved between steps": ("plain", "weights before it; "),
-    "resumed without moments": ("resumed", "optimizer state; moments lost: they begin with this step's gradient"),
-}
-"""A training on one device: what it is compared with, and the first stage that differs, and its cause."""
-OF_RANKS = {
-    "right with two micro-batches": ("reference", None),
-    "reduced in the optimizer": ("plain", None),
-    "each rank clips": (
-        "reference",
-        "gradient; clip of each block: to a norm of 0.2 of each rank before the reduction",
-    ),
-    "never reduced": ("reference", "gradient; not reduced: only rank 0 of 2 counts, 2 times"),
-    "only the first rank's loss": ("reference", "gradient; lost blocks: of 2 ranks only this one counts: 0 (1 times)"),
-    "last micro-batch not reduced": ("reference", "gradient; not reduced: micro-batch 1 of 2"),
-    "the same samples": ("reference", "samples; other samples: ranks 0-1 read the same ones; not read: "),
-    "last micro-batch's loss reported": (
-        "reference",
-        "reported loss; the report alone: gradients and updates, where they are compared, are equal",
-    ),
-}
-"""The same on two ranks."""
+LOOPS = planted.ONE | planted.RESUMED | planted.RANKS
+COMPARED = {name: (loop["reference"], loop["says"]) for name, loop in LOOPS.items() if "says" in loop}
 
 
 @pytest.fixture(scope="module")
 def dumps(folder):
     """Folder with the dumps of planted.py, on one rank and on two."""
     planted.main(folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = os.environ | {"PYTHONPATH": f"{ROOT}/scripts", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    words = [sys.executable, planted.__file__, str(folder)]
-    ranks = [subprocess.Popen(words, env=common | {"RANK": str(rank)}) for rank in range(2)]
-    assert [rank.wait() for rank in ranks] == [0, 0]
+    script_rank.run(planted.__file__, [folder], 2, folder / "log")
     return folder
 
 
-@pytest.mark.parametrize("name", [*ALONE, *OF_RANKS])
+@pytest.mark.parametrize("name", COMPARED)
 def test_dumps_of_loops(dumps, name):
-    reference, expected = (ALONE | OF_RANKS)[name]
+    reference, expected = COMPARED[name]
     found = compared(dumps / name, dumps / reference)
     page = markdown(found, name)
     if expected is None:
@@ -124,11 +48,6 @@ def test_dumps_of_loops(dumps, name):
     named = re.sub(r"\b[0-9a-f]{16}\b", "#", f"{found.first.kind}; {causes}")
     assert named.startswith(expected), page
     assert named == expected or expected.endswith(": "), page
-
-
-def test_ids_of_a_model_whose_head_is_tied_to_a_module_dict(dumps):
-    shown = json.loads((dumps / "tied/step-0.json").read_text())
-    assert len(shown["ids"][0][0]) == planted.BATCH
 
 
 def test_what_is_split_over_ranks_by_hand_is_refused(dumps):
@@ -158,7 +77,7 @@ def test_an_equal_update_is_equal_with_a_note(dumps):
 
 
 def test_the_page_of_the_document_is_that_of_a_loop_with_the_ranks_that_read_samples(dumps):
-    page = markdown(compared(dumps / "last micro-batch not reduced", dumps / "reference"), "")
+    page = markdown(compared(dumps / "last micro-batch not reduced", dumps / "plain"), "")
     text = re.search(r"```markdown\n(.*?)```", (ROOT / "docs/diagnose.md").read_text(), re.DOTALL)[1]
     assert {line for line in text.splitlines() if line} <= {*page.splitlines()}
     rows = re.findall(r"^\| \w{16} \| (\d/\d) \| (\d) \|$", page, re.MULTILINE)
