@@ -1,7 +1,6 @@
 """Documents: each strategy has a page with figures, and every link and path exists."""
 
 import re
-import sys
 from typing import get_args
 
 import pytest
@@ -10,9 +9,6 @@ from pydantic import BaseModel
 import docs
 from helpers.common import ROOT
 from shardlab.settings import load, resolve, sites, types
-
-sys.path.append(str(ROOT / "docs"))
-import collectives
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ["scripts", "config", "tests", "docs", "workflow", "envs"]
@@ -74,7 +70,3 @@ def test_numbers_of_runs_in_running_text_are_those_of_the_configuration():
     assert f"under {len(every)} parallel strategies" in readme
     matrix = f"{len(config.strategies)} strategies on up to {len(config.workloads)} workloads (a model and its data)"
     assert f"{matrix}, {runs} runs:" in readme
-
-
-def test_the_collectives_are_drawn_as_they_are_now():
-    assert collectives.PICTURE.read_text() == collectives.draw(), "python docs/collectives.py"
