@@ -31,8 +31,6 @@ class Diagnosis:
     """Formulas that hold, equally."""
     places: list[str] = field(default_factory=list)
     """Sentences about the place: what was seen, without a cause."""
-    tried: dict[str, float] = field(default_factory=dict)
-    """Formulas that do not hold, and the part of the difference that they leave."""
     hints: list[str] = field(default_factory=list)
     """Sentences on what would tell more."""
     notes: list[str] = field(default_factory=list)
@@ -88,7 +86,7 @@ def diagnose(pair: Pair) -> Diagnosis:
     view = View(pair, first)
     causes = _causes(view)
     places = _places(view, causes)
-    return Diagnosis(pair, compared, first, causes, places, view.tried, _hints(view, causes), notes)
+    return Diagnosis(pair, compared, first, causes, places, _hints(view, causes), notes)
 
 
 def _noted(compared: list[Stage]) -> list[tuple[Stage, Row]]:

@@ -150,7 +150,7 @@ class Dump:
         """Groups of the optimizers' parameters, with their settings and names."""
         self.counts: set[int] = set()
         """Steps that the optimizers counted before this one."""
-        self.sample_facts: dict[str, list[Any]] = {"ids": [], "targets": []}
+        self.sample_targets: list[int] = []
 
     def _is_active(self) -> bool:
         """Begin a new step if the last one was taken; return whether steps remain to be written."""
@@ -182,7 +182,7 @@ class Dump:
         if "deepspeed" in sys.modules:
             _replace(stack, sys.modules["deepspeed"].DeepSpeedEngine, "step", self._engine_step)
 
-    def samples(self, losses: Tensor, ids: Any = None, targets: Any = None) -> None:
+    def samples(self, losses: Tensor, targets: Any = None) -> None:
         """Write the gradient of each sample of this (micro-)batch. Call it in the reference, before `backward()`.
 
         Another training's gradient can then be explained as a sum of samples with weights. This costs a backward pass
@@ -190,7 +190,6 @@ class Dump:
 
         Args:
             losses: (samples,), the parts of the loss: their sum is the loss that `backward()` is called on.
-            ids: the samples' names; by default hashes of the model's inputs.
             targets: (samples,), how many targets each has.
         """
         if not self._is_active():
@@ -201,8 +200,7 @@ class Dump:
         for loss in losses.flatten():
             found = torch.autograd.grad(loss, [*names], retain_graph=True, materialize_grads=True, allow_unused=True)
             self.rows.append([*_sketch(names, [_whole(value) for value in found]).values()])
-        for key, values in (("ids", ids), ("targets", targets)):
-            self.sample_facts[key] += [] if values is None else _plain(values)
+        self.sample_targets += [] if targets is None else _plain(targets)
 
     def note(self, **facts: Any) -> None:
         """Add facts to `step-N.json`, before `optimizer.step()`: `ids=batch["id"]`, `targets=80`, `loss=reported`.
@@ -617,8 +615,8 @@ class Dump:
         for name, index in _places(names).items():
             if index is not None:
                 tensors[f"{name}//index"] = index
-        ids = self.sample_facts["ids"] or [each for batch in self.batches for each in batch]
-        metadata = {"targets": json.dumps(self.sample_facts["targets"])} if self.sample_facts["targets"] else {}
+        ids = [each for batch in self.batches for each in batch]
+        metadata = {"targets": json.dumps(self.sample_targets)} if self.sample_targets else {}
         if len(ids) == len(self.rows):
             metadata["ids"] = json.dumps(ids)
         self._save(f"samples-{self.step}", tensors, metadata)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from traindiff import replay
-from traindiff.fit import PART, Fit, Read, View, coefficient, joined, listed, number, ranges
+from traindiff.fit import PART, Fit, Read, View, coefficient, joined, listed, number
 from traindiff.pair import COARSE, NUMBERS, Pair
 
 SMALLEST_SCALE = 2**8
@@ -160,7 +160,7 @@ def _factor(view: View) -> Iterator[Formula]:
     """x' = c x of all tensors that differ."""
     kind, names = view.stage.kind, view.names
     if all(not bool(view.actual(name).any()) for name in names):
-        if fit := view.holds("", names, lambda name: torch.zeros_like(view.expected(name))):
+        if fit := view.holds(names, lambda name: torch.zeros_like(view.expected(name))):
             cause = {"update": "no update", "gradient": "no gradient", "clipped gradient": "no gradient"}.get(
                 kind, "zero"
             )
@@ -173,22 +173,19 @@ def _factor(view: View) -> Iterator[Formula]:
         return
     if kind == "optimizer state" and view.gradients(1):
         return  # the gradients' factors say more
-    if fit := view.solve("a factor", names, [view.expected]):
+    if fit := view.solve(names, [view.expected]):
         yield (_rate if kind == "update" else _scaled)(view, 1 + fit.solved[0], fit)
         return
 
 
 def _of_zero(view: View, formula: Formula) -> Iterator[Formula]:
     """An update of 0: of a rate of 0, of parameters that no optimizer has, or of none of these."""
-    names = optimized(view, 0)
+    names = {name for group in view.pair.actual.shown(view.step).get("groups") or [] for name in group["params"]}
     own, usual = (capture.shown(view.step).get("learning_rate") for capture in view.pair.captures)
     if view.stage.kind == "update" and own == 0 != usual:
         yield Formula("rate", "it is 0 in this step", formula.equation, formula.fit)
     elif view.stage.kind == "update" and names and names.isdisjoint(view.names):
-        later = [s for s in view.pair.actual.steps if optimized(view, 0, s) & {*view.names}]
-        text = f"; optimizers that have them take steps {ranges(later)}: these dumps number steps differently"
-        cause = "no update" if later else "in no optimizer that took a step"
-        yield replace(formula, cause=cause, text=listed(view.names) + text * bool(later))
+        yield replace(formula, cause="in no optimizer that took a step", text=listed(view.names))
     else:
         yield formula
 
@@ -268,7 +265,7 @@ def _another_step(view: View) -> Iterator[Formula]:
     """x' of step t = x of step s."""
     for step in view.pair.reference.steps:
         other = View(view.pair, replace(view.stage, step=step))
-        fit = view.holds("another step", view.names, other.expected) if step != view.step else None
+        fit = view.holds(view.names, other.expected) if step != view.step else None
         if fit and fit.values >= LEAST:
             equation = f"{view.stage.kind} = the reference's of step {step}"
             yield Formula("another step", f"that of step {step}", equation, fit)
@@ -281,7 +278,7 @@ def _previous(view: View) -> Iterator[Formula]:
         before = view.pair.reference.tensors(f"step{view.step - 1}/{kind}")
         if not before or any(name not in before for name in view.names):
             continue
-        if fit := view.solve("the previous step's gradient", view.names, [before.__getitem__]):
+        if fit := view.solve(view.names, [before.__getitem__]):
             text = f"{number(fit.solved[0], view.near)} times that of step {view.step - 1} is added"
             shown = f"gradient = the reference's + {coefficient(fit.solved[0])} x the {kind} of step {view.step - 1}"
             yield Formula("previous gradient", text, shown, fit)
@@ -293,7 +290,7 @@ def _decay(view: View) -> Iterator[Formula]:
     names = view.names
     if any(name.endswith("_sq") for name in names):
         return
-    if not (fit := view.solve("a multiple of the weights", names, [view.before])):
+    if not (fit := view.solve(names, [view.before])):
         return
     kind, part = view.stage.kind, 1.0
     if kind == "optimizer state" and len(keys := _keys(names)) == 1 and (usual := moments(view).get(keys[0])):
@@ -340,7 +337,7 @@ def _lost(view: View) -> Iterator[Formula]:
         return (weight.double() + view.expected(name)).to(weight.dtype).double() - weight.double()
 
     kept = {before.dtype(name) for name in view.names}
-    if kept <= COARSE and (fit := view.holds("weights in low precision", view.names, predicted)):
+    if kept <= COARSE and (fit := view.holds(view.names, predicted)):
         text = f"weights are kept in {listed(name for name, short in NUMBERS.items() if short in kept)}"
         yield Formula("cast", text, "update = the reference's, as these weights take it", fit)
 
@@ -355,7 +352,7 @@ def _ranks(view: View) -> Iterator[Formula]:
     def total(name: str) -> Tensor:
         return torch.stack([file[name].double() for file in files]).sum(0)
 
-    if fit := view.solve("the ranks' own gradients", names, [total], of=view.expected):
+    if fit := view.solve(names, [total], of=view.expected):
         what = "mean" if view.same(fit.solved[0], 1 / len(files)) else f"sum, times {number(fit.solved[0])},"
         text = f"each rank has its own gradient; their {what} is the reference's"
         shown = f"the {what} of the {len(files)} ranks' gradients = the reference's; each rank keeps its own"
@@ -397,9 +394,7 @@ def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, 
     terms: list[Read] = [lambda name: before[name].double()] * has_before
     terms.append(lambda name: gradient(name) ** (2 if is_square_of_gradients(key) else 1))
     for more in ([], [view.before]):  # decay that is added to the gradient
-        if (not more or not is_square_of_gradients(key)) and (
-            fit := view.solve("other coefficients of moments", names, [*terms, *more], of)
-        ):
+        if (not more or not is_square_of_gradients(key)) and (fit := view.solve(names, [*terms, *more], of)):
             a, b, d = [0.0] * (not has_before) + fit.solved + [0.0] * (not more)
             return fit, (a, b, d)
     return None
@@ -483,7 +478,7 @@ def stated(view: View) -> Iterator[Formula]:
     parameters = {name.split("//")[0] for name in view.names}
     if not parameters <= own.keys() & usual.keys() or not any(bool(view.actual(name).any()) for name in view.names):
         return
-    fit = view.holds("", view.names, replay.of(view, 0, own))
+    fit = view.holds(view.names, replay.of(view, 0, own))
     if not fit or not view.solved_by(view.names, replay.of(view, 1, usual)):
         return
     different = different_settings(view)
@@ -495,7 +490,7 @@ def stated(view: View) -> Iterator[Formula]:
                 {name: each[name] | {key: other.get(name, {}).get(key)} for name in each}
                 for each, other in ((own, usual), (usual, own))
             )
-            holds = view.holds("", view.names, replay.of(view, 0, mine))
+            holds = view.holds(view.names, replay.of(view, 0, mine))
             return not (holds and view.solved_by(view.names, replay.of(view, 1, theirs)))
 
         different = {(key, text): names for (key, text), names in different.items() if matters(key)}
@@ -512,12 +507,6 @@ def stated(view: View) -> Iterator[Formula]:
         yield Formula(
             cause, "; ".join(shown), f"{view.stage.kind} = that of PyTorch's {kinds} with what each says", fit
         )
-
-
-def optimized(view: View, side: int, step: int | None = None) -> set[str]:
-    """Return the parameters of optimizers that took a step (None: this one), if they are known."""
-    step = view.step if step is None else step
-    return {name for group in view.pair.captures[side].shown(step).get("groups") or [] for name in group["params"]}
 
 
 def settings(view: View, side: int) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,6 @@
 sum is the reference's gradient, in which each counts once.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -65,7 +64,7 @@ class _Sums:
     ambient: int
     """Number of independent gradients that are known of this model: a fit of as many unknowns explains everything."""
 
-    def fit(self, predicted: Tensor, unknowns: list[float], label: str = "") -> Fit | None:
+    def fit(self, predicted: Tensor, unknowns: list[float]) -> Fit | None:
         """Return a fit if this is the other training's gradient, up to rounding."""
         expected = self.rows.sum(0)
         left = float((self.actual - predicted).norm())
@@ -74,16 +73,14 @@ class _Sums:
         if left <= self.view.limit(ROUNDING) * size and left <= self.view.limit(PART) * whole:
             values = len(self.actual)
             return Fit(unknowns, left / whole, values, len(self.names)) if values > len(unknowns) else None
-        if label and whole:
-            self.view.tried[label] = min(left / whole, self.view.tried.get(label, math.inf))
         return None
 
-    def solve(self, matrix: Tensor, label: str) -> Fit | None:
+    def solve(self, matrix: Tensor) -> Fit | None:
         """Return the fit of the gradient by the rows of a matrix, if it holds and says more than its unknowns."""
         if len(matrix) >= self.ambient or matrix.shape[1] <= len(matrix):
             return None
         weights = least_squares(matrix.T, self.actual, self.view.limit(SINGULAR))
-        return None if weights is None else self.fit(weights @ matrix, weights.tolist(), label)
+        return None if weights is None else self.fit(weights @ matrix, weights.tolist())
 
     def blocks(self, partition: Partition) -> Tensor:
         """Return the sum of the gradients of each block."""
@@ -146,12 +143,12 @@ def _formulas(sums: _Sums) -> Iterator[Formula]:
         yield from _clip_of_each(sums, partition)
         yield from _means(sums, partition)
     for partition in sorted(partitions, key=lambda each: len(each.blocks)):
-        if fit := sums.solve(sums.blocks(partition), f"a weight of each {partition.kind}"):
+        if fit := sums.solve(sums.blocks(partition)):
             yield from _of_blocks(sums, partition, fit)
             break
     by_sample = Partition("sample", tuple(range(len(sums.samples))))
     yield from _means(sums, by_sample)
-    if fit := sums.solve(sums.rows, "a weight of each sample"):
+    if fit := sums.solve(sums.rows):
         yield from _of_samples(sums, fit)
 
 
@@ -168,7 +165,7 @@ def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
         weights = torch.tensor([sum(counts) / own[label] for label in partition.labels], dtype=torch.float64)
         predicted = weights @ sums.rows
         times = float(sums.actual @ predicted) / float(predicted @ predicted)
-        if not times or not (fit := sums.fit(times * predicted, [], f"means of {what} of each {partition.kind}")):
+        if not times or not (fit := sums.fit(times * predicted, [])):
             continue
         view, shown = sums.view, listed((f"{each:g}" for each in own.values()), LISTED)
         added = times * blocks
@@ -280,7 +277,7 @@ def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
             (total, f"after each {partition.kind}"),
             (mean, f"of each {partition.kind} before the reduction"),
         ):
-            if fit := sums.fit(predicted, [], "a clip of each block"):
+            if fit := sums.fit(predicted, []):
                 yield Formula(
                     "clip of each block", f"to a norm of {limit:g} {text}", f"the norm is clipped {text}", fit
                 )
