@@ -35,9 +35,9 @@ STATES = ("amsgrad", "centered", "momentum")
 
 CHECKS = {
     "factor": "What divides or multiplies the loss and the gradients: ranks (a sum in place of a mean), micro-batches, "
-    "targets, a loss scale that is not taken out again, a clip by the trainer's own code, or with another limit.",
+    "targets, a loss scale that is not taken out again, a clip by the trainer's own code, or with another limit; of "
+    "weights, how they are drawn and loaded.",
     "factor of some": "What scales these gradients alone: a reduction, a hook, a divisor or a clip of their own.",
-    "factor of weights": "How these weights are drawn and loaded, and what changes them between steps.",
     "no gradient": "Parameters that are frozen, detached, or cleared before the step.",
     "zero": "What sets these tensors, or does not.",
     "previous gradient": "zero_grad() after each step, and what is kept between steps.",

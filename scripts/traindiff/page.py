@@ -4,8 +4,6 @@ from traindiff.diagnosis import Diagnosis
 from traindiff.formulas import CHECKS
 from traindiff.pair import Stage
 
-OF_WEIGHTS = ("initial weights", "weights before it", "weights", "buffers")
-"""Stages in which a factor is none of gradients."""
 LISTED = 12
 """Most tensors that a page lists."""
 
@@ -47,8 +45,7 @@ def _causes(found: Diagnosis) -> list[str]:
             lines.append(f"  - It holds: {cause.equation}. On {fit.on}, it leaves {fit.left:.1g} of the difference.")
         else:
             lines.append(f"  - It holds: {cause.equation}.")
-        is_of_weights = cause.cause.startswith("factor") and found.first and found.first.kind in OF_WEIGHTS
-        lines.append(f"  - Check: {CHECKS['factor of weights' if is_of_weights else cause.cause]}")
+        lines.append(f"  - Check: {CHECKS[cause.cause]}")
     table = next((cause.table for cause in found.causes if cause.table), [])
     return [*lines, "", *table] if table else lines
 

@@ -25,11 +25,6 @@ DUMPS = {
         {"weights-0": TENSORS, "gradients-1": TENSORS},
         {"weights-1": TENSORS, "gradients-0": TENSORS},
     ),
-    "other has no tensors in step0/gradients: they did not exist yet, or are kept elsewhere (as by DeepSpeed); "
-    "scripts/traindiff/dump.py writes them at the right time and finds them there.": (
-        {"weights-0": TENSORS, "gradients-0": {}},
-        {"weights-0": TENSORS, "gradients-0": TENSORS},
-    ),
     "a.x and b.x of other both become x; write --rename so that they differ.": (
         {"gradients": {"a.x": UP, "b.x": DOWN}},
         {"gradients": {"x": UP}},

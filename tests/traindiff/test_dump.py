@@ -25,7 +25,7 @@ def run(folder, *trainers, ranks=1):
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one_rank")
-    run(folder, "plain", "plain32", "transformers", "accelerate", "lightning")
+    run(folder, "plain", "plain32", "accelerate")
     return folder
 
 
@@ -41,9 +41,7 @@ def two_ranks(tmp_path_factory):
 @pytest.mark.parametrize(
     ("ranks", "trainer", "missing"),
     [
-        ("one_rank", "transformers", set()),
         ("one_rank", "accelerate", set()),
-        ("one_rank", "lightning", set()),
         ("two_ranks", "ddp", set()),
         ("two_ranks", "sharded_optimizer", {"optimizer state"}),
         ("two_ranks", "fsdp2", set()),
