@@ -247,25 +247,17 @@ def _of_norm(view: View) -> list[Formula]:
 
 def _parts_of_norm(pair: Pair, step: int) -> dict[str, float]:
     """Return parts of the squared norm of all gradients, by what they are of."""
-    ranks, file = pair.actual.ranks(step), pair.reference.tensors(f"step{step}/gradients")
+    ranks = pair.actual.ranks(step)
     own, parts = [0.0] * len(ranks), {}
-    of_reference = [0.0] * len(ranks)  # ranks that clip by norms of their own have no others
     for rank in ranks:
         for name, (norm, _, part) in rank.notes.get("gradients", {}).items():
             own[rank.rank] += norm**2
             parts[name, tuple(part)] = norm**2
-            value = file[name].double()
-            for axis in (each.partition("=")[0] for each in part):
-                value = value.tensor_split(rank.mesh.get(axis, 1))[rank.place.get(axis, 0)]
-            of_reference[rank.rank] += float(value.norm()) ** 2
     if len(own) < 2 or not all(own):
         return {}
-    total, whole = sum(parts.values()), sum(float(file[name].double().norm()) ** 2 for name in file.names)
-    split = sum(square for (_, part), square in parts.items() if part)
+    total = sum(parts.values())
     found = {f"of the part of rank {rank}": square / total for rank, square in enumerate(own)}
-    found["replicated gradients count once for each rank"] = sum(own) / total
-    found |= {"only split gradients": split / total, "only gradients that are not split": 1 - split / total}
-    return found | {f"of the part of rank {rank} ": square / whole for rank, square in enumerate(of_reference)}
+    return found | {"replicated gradients count once for each rank": sum(own) / total}
 
 
 def _of_loss(view: View) -> list[Formula]:
