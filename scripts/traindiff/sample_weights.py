@@ -90,25 +90,19 @@ class _Sums:
 
 
 def explain(view: View) -> list[Formula]:
-    """Return the formulas that hold with the fewest unknowns.
-
-    Weights of the loss explain all parameters; those of a reduction that leaves some out, only the ones that differ.
-    """
+    """Return the formulas that hold with the fewest unknowns."""
     samples = view.pair.reference.samples(view.step)
     gradients = [capture.tensors(f"step{view.step}/gradients") for capture in view.pair.captures]
     if samples is None or not all(gradients) or not any(bool(view.actual(name).any()) for name in view.names):
         return []
-    every = [name for name in samples.names if all(name in each for each in gradients)]
-    samples = samples.with_gradient(every)
+    names = [name for name in samples.names if all(name in each for each in gradients)]
+    samples = samples.with_gradient(names)
     samples.ids = [view.pair.sample(each) for each in samples.ids]
-    for names in (every, [name for name in every if name in view.names]):
-        sums = _sums(view, samples, names, names is every) if names and len(samples) > 1 else None
-        if sums and (found := fewest(_formulas(sums))):
-            return found
-    return []
+    sums = _sums(view, samples, names) if names and len(samples) > 1 else None
+    return fewest(_formulas(sums)) if sums else []
 
 
-def _sums(view: View, samples: Samples, names: list[str], is_whole: bool) -> _Sums | None:
+def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
     def column(side: int, step: int) -> Tensor:
         capture = view.pair.captures[side]
         read = view.pair.gradients(capture, f"step{step}/gradients")
@@ -119,11 +113,10 @@ def _sums(view: View, samples: Samples, names: list[str], is_whole: bool) -> _Su
     if not all(bool(torch.isfinite(each).all()) for each in (rows, actual, expected)):
         return None
     if float((rows.sum(0) - expected).norm()) > view.limit(ROUNDING) * float(expected.norm()):
-        if is_whole:
-            view.pair.actual.about.setdefault("notes", []).append(
-                "The gradients of the samples do not add up to the reference's: its samples are not independent (batch "
-                "norm, an auxiliary loss), it clips them in parts, or the file is of another step."
-            )
+        view.pair.actual.about.setdefault("notes", []).append(
+            "The gradients of the samples do not add up to the reference's: its samples are not independent (batch "
+            "norm, an auxiliary loss), it clips them in parts, or the file is of another step."
+        )
         return None
     more = [column(1, step) for step in view.pair.reference.steps if step != view.step and _has(view.pair, step, names)]
     known_rows = torch.cat([rows, *(each[None] for each in more)])
@@ -353,8 +346,6 @@ def _partitions(view: View, samples: Samples) -> Iterator[Partition]:
     both = [*zip(rank, micro, strict=True)]
     if len({*rank}) > 1 and len({*micro}) > 1:
         yield Partition("rank's micro-batch", tuple(both))
-    if len({*samples.parts}) > 1 and len({*both}) > 1:
-        yield Partition("rank's micro-batch", tuple(zip(rank, micro, samples.parts, strict=True)))
 
 
 def disagreements(pair: Pair, step: int) -> list[str]:

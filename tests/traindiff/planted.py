@@ -231,6 +231,9 @@ ONE = {
     "plain": {"samples": True} | against("reference", "optimizer state; no clipping"),
     "over targets of micro-batches": {"micros": 2, "weigh": by_targets}
     | against("over targets", "gradient; means of blocks: the mean of the micro-batches' means, not of all targets"),
+    "mean of the samples' means": against(
+        "over targets", "gradient; means of blocks: the mean of the samples' means, not of all targets"
+    ),
     "uneven micro-batches not divided": {"micros": 2, "rows": uneven, "times": 2}
     | against("plain", "gradient; means of blocks: all of 2 micro-batches' means are added"),
     "only the last micro-batch": {"micros": 2, "after_forward": cleared}
