@@ -90,19 +90,25 @@ class _Sums:
 
 
 def explain(view: View) -> list[Formula]:
-    """Return the formulas that hold with the fewest unknowns."""
+    """Return the formulas that hold with the fewest unknowns.
+
+    Weights of the loss explain all parameters; those of a reduction that leaves some out, only the ones that differ.
+    """
     samples = view.pair.reference.samples(view.step)
     gradients = [capture.tensors(f"step{view.step}/gradients") for capture in view.pair.captures]
     if samples is None or not all(gradients) or not any(bool(view.actual(name).any()) for name in view.names):
         return []
-    names = [name for name in samples.names if all(name in each for each in gradients)]
-    samples = samples.with_gradient(names)
+    every = [name for name in samples.names if all(name in each for each in gradients)]
+    samples = samples.with_gradient(every)
     samples.ids = [view.pair.sample(each) for each in samples.ids]
-    sums = _sums(view, samples, names) if names and len(samples) > 1 else None
-    return fewest(_formulas(sums)) if sums else []
+    for names in (every, [name for name in every if name in view.names]):
+        sums = _sums(view, samples, names, names is every) if names and len(samples) > 1 else None
+        if sums and (found := fewest(_formulas(sums))):
+            return found
+    return []
 
 
-def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
+def _sums(view: View, samples: Samples, names: list[str], is_whole: bool) -> _Sums | None:
     def column(side: int, step: int) -> Tensor:
         capture = view.pair.captures[side]
         read = view.pair.gradients(capture, f"step{step}/gradients")
@@ -113,10 +119,11 @@ def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
     if not all(bool(torch.isfinite(each).all()) for each in (rows, actual, expected)):
         return None
     if float((rows.sum(0) - expected).norm()) > view.limit(ROUNDING) * float(expected.norm()):
-        view.pair.actual.about.setdefault("notes", []).append(
-            "The gradients of the samples do not add up to the reference's: its samples are not independent (batch "
-            "norm, an auxiliary loss), it clips them in parts, or the file is of another step."
-        )
+        if is_whole:
+            view.pair.actual.about.setdefault("notes", []).append(
+                "The gradients of the samples do not add up to the reference's: its samples are not independent (batch "
+                "norm, an auxiliary loss), it clips them in parts, or the file is of another step."
+            )
         return None
     more = [column(1, step) for step in view.pair.reference.steps if step != view.step and _has(view.pair, step, names)]
     known_rows = torch.cat([rows, *(each[None] for each in more)])
