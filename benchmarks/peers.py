@@ -4,8 +4,8 @@ Lightning: one step each in turn, in one process.
 
 On a shared machine only this can resolve a few percent. Each trainer runs in a
 thread and waits at the start of each step for its turn; ratios are relative to
-the bare loop's step of the same round. Start-up and memory are measured in
-separate processes. With several ranks (--strategies ddp fsdp zero2) it is
+the bare loop's step of the same round. Start-up is measured in separate
+processes. With several ranks (--strategies ddp fsdp zero2) it is
 compared with DDP, fully_shard and deepspeed by hand, and with the other
 trainers that do the same on a CPU. Run it by `make bench`, which makes the
 environment that it needs (.venv/peers).
@@ -14,7 +14,6 @@ environment that it needs (.venv/peers).
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -30,10 +29,9 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from trainers.places import SHAPES, SIZES, prepare, torchrun  # type: ignore[import-not-found]
-from trainers.table import show  # type: ignore[import-not-found]
 
 from shardlab.errors import UserError, run_program
-from shardlab.files import write_json
+from shardlab.files import write_json, write_text
 from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Run
 
@@ -49,7 +47,7 @@ not support DeepSpeed.
 LEAST = 10
 """Minimum number of rounds: the first ones are not counted."""
 ALONE = 10
-"""Steps of the processes whose start-up and memory are measured."""
+"""Steps of the processes whose start-up is measured."""
 
 
 def main() -> None:
@@ -62,7 +60,7 @@ def main() -> None:
         "--repeats",
         type=int,
         default=3,
-        help="processes of each, of the first and last size, for start-up and memory; 0: none",
+        help="processes of each, of the first and last size, for start-up; 0: none",
     )
     parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the CSV files")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
@@ -87,8 +85,9 @@ def main() -> None:
                     starts += startups(place / "alone", size, names, args.repeats)
     for name, each in (("peers", steps), ("peers_start", starts)):
         if each:
-            show(pd.DataFrame(each), args.output / f"{name}.csv", ".4g")
-            print()
+            table = pd.DataFrame(each)
+            write_text(args.output / f"{name}.csv", table.to_csv(index=False))
+            print(f"{table.to_markdown(index=False, floatfmt='.4g')}\n")
 
 
 def started(place: Path, ranks: int, names: list[str], alone: str = "") -> Any:
@@ -169,19 +168,14 @@ def check(losses: dict[str, list[float]], run: Run) -> None:
 
 
 def by_itself(run: Run, place: Path, output: Path, name: str) -> Any:
-    """Return the seconds from the process's start to its first step, and the process's total resources."""
+    """Return the seconds from the process's start to its first step."""
     from trainers import TRAINERS
     from trainers.race import Race
 
     started: list[float] = []
     race = Race(run, place, place / "initial.safetensors", output, lambda: started.append(time.time()))
     TRAINERS[name](race)
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return {
-        "first step s": started[0] - float(os.environ["BEGUN"]),
-        "CPU s": used.ru_utime + used.ru_stime,
-        "peak MiB": used.ru_maxrss / 1024,
-    }
+    return started[0] - float(os.environ["BEGUN"])
 
 
 def rows(table: pd.DataFrame, strategy: str, size: str, names: list[str], skipped: int) -> list[dict[str, Any]]:
@@ -215,13 +209,12 @@ def error_of_median(values: "pd.Series[float]") -> float:
 
 def startups(place: Path, size: str, names: list[str], repeats: int) -> list[dict[str, Any]]:
     """Medians over processes of each trainer alone, in turn."""
-    reported: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(repeats):
         for name in names:
-            reported[name].append(started(place, 1, names, name))
+            seconds[name].append(started(place, 1, names, name))
     return [
-        {"size": size, "trainer": name} | {key: statistics.median(each[key] for each in found) for key in found[0]}
-        for name, found in reported.items()
+        {"size": size, "trainer": name, "first step s": statistics.median(found)} for name, found in seconds.items()
     ]
 
 

@@ -58,7 +58,6 @@ def main() -> None:
     parser.add_argument("types", nargs="*", help="model types (default: all decoders)")
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
     parser.add_argument("--at-once", type=int, default=2, help="types at a time")
-    parser.add_argument("--resume", action="store_true", help="leave out what the output has already")
     parser.add_argument("--output", type=Path, default=ROOT / "results/benchmarks/zoo.jsonl")
     args = parser.parse_args()
     started = time.monotonic()
@@ -66,15 +65,13 @@ def main() -> None:
     torch.set_num_threads(1)  # each of several ranks at once
     kinds = args.types or decoders()
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    known = read(args.output) if args.resume and args.output.exists() else {}
-    cases = {kind: [name for name in args.strategies if name not in known.get(kind, {})] for kind in kinds}
-    with args.output.open("a" if args.resume else "w") as file:
-        for row in rows({kind: names for kind, names in cases.items() if names}, args.at_once):
+    with args.output.open("w") as file:
+        for row in rows(kinds, args.strategies, args.at_once):
             print(json.dumps(row), file=file, flush=True)
             print(text(row), flush=True)
     print(f"{len(kinds)} types in {(time.monotonic() - started) / 60:.1f} minutes")
     if not args.types:
-        write_page(read(args.output))
+        write_text(PAGE, fill(PAGE, {"models": table(read(args.output))}))
 
 
 def decoders() -> list[str]:
@@ -119,30 +116,16 @@ def configuration(kind: str) -> Any:
         raise UserError(f"{kind}: its class takes no such configuration: {' '.join(str(error).split())}.") from error
 
 
-def write_type(kind: str, folder: Path) -> None:
-    """Write the tiny configuration of a type of model.
-
-    Raises:
-        UserError: its class does not take these sizes together.
-    """
-    config = configuration(kind)
-    try:
-        tiny = tiny_config.tiny(config)
-    except UserError:  # the defaults of some classes lack sizes
-        tiny = tiny_config.tiny(config, fill=True)
-    tiny.save_pretrained(folder)
-
-
-def rows(cases: dict[str, list[str]], at_once: int) -> Iterator[dict[str, Any]]:
+def rows(kinds: list[str], strategies: list[str], at_once: int) -> Iterator[dict[str, Any]]:
     """Yield {type, seconds, error or proofs} of each type under its strategies, each from a fork of this process."""
     context = multiprocessing.get_context("fork")
-    waiting = [*cases]
+    waiting = [*kinds]
     running: dict[Any, tuple[Any, str]] = {}
     while waiting or running:
         while waiting and len(running) < at_once:
             kind = waiting.pop(0)
             ours, theirs = context.Pipe()
-            process = context.Process(target=of_type, args=(kind, cases[kind], theirs))
+            process = context.Process(target=of_type, args=(kind, strategies, theirs))
             process.start()
             theirs.close()
             running[ours] = process, kind
@@ -163,7 +146,12 @@ def of_type(kind: str, strategies: list[str], connection: Connection) -> None:
     row: dict[str, Any] = {"type": kind}
     try:
         with tempfile.TemporaryDirectory() as folder:
-            write_type(kind, Path(folder))
+            config = configuration(kind)
+            try:
+                tiny = tiny_config.tiny(config)
+            except UserError:  # the defaults of some classes lack sizes
+                tiny = tiny_config.tiny(config, fill=True)
+            tiny.save_pretrained(folder)
             row["proofs"] = [each._asdict() for each in prove(Path(folder), dict.fromkeys(strategies))]
     except UserError as error:
         row["error"] = str(error)
@@ -180,19 +168,13 @@ def text(row: dict[str, Any]) -> str:
 
 def read(path: Path) -> dict[str, dict[str, Proof]]:
     """Read {type: {strategy: proof}}; of a type without a tiny model, the reason under no strategy."""
-    found: dict[str, dict[str, Proof]] = defaultdict(dict)
+    found: dict[str, dict[str, Proof]] = {}
     for row in map(json.loads, path.read_text().splitlines()):
         if "error" in row:
             found[row["type"]] = {"": Proof("", "failed", row["error"])}
         else:
-            found[row["type"]].pop("", None)
-            found[row["type"]] |= {each["strategy"]: Proof(**each) for each in row["proofs"]}
+            found[row["type"]] = {each["strategy"]: Proof(**each) for each in row["proofs"]}
     return dict(sorted(found.items()))
-
-
-def write_page(found: dict[str, dict[str, Proof]]) -> None:
-    """Write the table of docs/evidence.md."""
-    write_text(PAGE, fill(PAGE, {"models": table(found)}))
 
 
 def table(found: dict[str, dict[str, Proof]]) -> str:

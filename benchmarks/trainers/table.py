@@ -9,12 +9,6 @@ import pandas as pd
 from shardlab.files import write_text
 
 
-def show(table: pd.DataFrame, path: Path, digits: str | tuple[str, ...]) -> None:
-    """Write a table and print it; ``digits``: format of its figures."""
-    write_text(path, table.to_csv(index=False))
-    print(table.to_markdown(index=False, floatfmt=digits))
-
-
 class Table:
     """Markdown table that is printed row by row; the file has all printed rows."""
 

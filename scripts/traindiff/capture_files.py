@@ -185,9 +185,6 @@ class Samples:
     Of each parameter a tensor (samples, values), and where only some values are kept `<parameter>//index`, their flat
     indices. The file's metadata are JSON lists: `ids` and `targets` of each sample, and `parts`, if each row is of
     only a part of a sample's sequence.
-
-    Raises:
-        InputError: there is not one of each for every sample.
     """
 
     def __init__(self, tensors: Tensors) -> None:
@@ -202,8 +199,6 @@ class Samples:
 
     def _listed(self, key: str) -> list[Any]:
         found: list[Any] = json.loads(self.tensors.metadata.get(key, "[]"))
-        if len(found) not in (0, self.rows):
-            raise InputError(f"{self.tensors.path} has {len(found)} `{key}` of {self.rows} samples; write as many.")
         return found
 
     def with_gradient(self, names: list[str]) -> "Samples":

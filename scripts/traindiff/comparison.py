@@ -1,7 +1,6 @@
 """The stages of a step in the order in which they are computed, and how far two captures are apart in each."""
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -308,12 +307,6 @@ def _whole(pair: Pair, name: str, names: list[str]) -> Iterator[Row]:
 def _same_names(pair: Pair, file: str) -> None:
     """Raise an InputError if a file of both does not have the same names."""
     found = [capture.tensors(file).names for capture in pair.captures]
-    for capture, names, others in zip(pair.captures, found, found[::-1], strict=True):
-        if others and not names:
-            raise InputError(
-                f"{capture.folder} has no tensors in {file}: they did not exist yet, or are kept elsewhere (as by "
-                "DeepSpeed); scripts/traindiff/dump.py writes them at the right time and finds them there."
-            )
     only = [[name for name in names if name not in others] for names, others in (found, found[::-1])]
     if only[0] or only[1]:
         listed = " and ".join(
@@ -322,18 +315,9 @@ def _same_names(pair: Pair, file: str) -> None:
             if names
         )
         raise InputError(
-            f"{file}: the names of tensors differ, {listed}; map them with --rename{_renaming(*found)}, or leave them "
-            "out (--skip)."
+            f"{file}: the names of tensors differ, {listed}; map them with --rename, as '^module\\.=', or leave "
+            "them out (--skip)."
         )
-
-
-def _renaming(names: list[str], others: list[str]) -> str:
-    """Return the rule that makes the names equal, if one training has all of them below a module."""
-    for longer, shorter, adds in ((names, others, False), (others, names, True)):
-        for prefix in {longer[0].removesuffix(name) for name in shorter} if longer else ():
-            if prefix and {prefix + name for name in shorter} == {*longer}:
-                return f" '^={prefix}'" if adds else f" '^{re.escape(prefix)}='"
-    return ""
 
 
 def _parameters(pair: Pair, step: int) -> list[str]:

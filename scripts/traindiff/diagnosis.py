@@ -7,7 +7,7 @@ from functools import lru_cache
 from traindiff import formulas, outputs, sample_weights
 from traindiff.capture_files import InputError
 from traindiff.comparison import stages
-from traindiff.fit import PART, Fit, View, coefficient, listed, number, ranges
+from traindiff.fit import Fit, View, coefficient, listed, number, ranges
 from traindiff.formulas import Formula, fewest, meaning
 from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage, owner
 
@@ -15,8 +15,6 @@ TENSORS = (*FILES, "update", "initial weights", "weights before it", "buffers")
 """Stages of which formulas recompute tensors."""
 BEFORE_UPDATES = ("samples", "gradient", "clipped gradient", "optimizer state")
 """Stages that may differ where updates are equal: reduction or state inside the optimizer, for example."""
-MEANINGS = 3
-"""Most numbers that a reported loss may be, and still be named."""
 ISLAND = 1e-5
 """Largest part of a tensor in float64 that the rounding of float32 inside makes up."""
 
@@ -33,8 +31,6 @@ class Diagnosis:
     """Formulas that hold, equally."""
     places: list[str] = field(default_factory=list)
     """Sentences about the place: what was seen, without a cause."""
-    tried: dict[str, float] = field(default_factory=dict)
-    """Formulas that do not hold, and the part of the difference that they leave."""
     hints: list[str] = field(default_factory=list)
     """Sentences on what would tell more."""
     notes: list[str] = field(default_factory=list)
@@ -95,7 +91,7 @@ def diagnose(pair: Pair) -> Diagnosis:
     view = View(pair, first)
     causes = _causes(view)
     places = _places(view, causes)
-    return Diagnosis(pair, compared, first, causes, places, view.tried, _hints(view, causes), notes)
+    return Diagnosis(pair, compared, first, causes, places, _hints(view, causes), notes)
 
 
 def _noted(compared: list[Stage]) -> list[tuple[Stage, Row]]:
@@ -111,7 +107,7 @@ def _excused(found: list[Stage]) -> str:
         return f"{steps}the samples have other names ({wrong.note}), but numbers show that they are the same."
     return (
         f"{steps}{kind} differs ({wrong.name}: {wrong.difference:.1e}), but all updates are equal, as where an "
-        "optimizer reduces gradients, or keeps its state, in another way."
+        "optimizer itself reduces gradients."
     )
 
 
@@ -136,22 +132,10 @@ def _updates_are_equal(pair: Pair, stage: Stage) -> bool:
         # A frozen parameter, and one whose rate is 0, differ in what only one of them has.
         files = [capture.tensors(f"step{stage.step}/{FILES[stage.kind]}") for capture in pair.captures]
         only_one_has = all((row.name in files[0]) != (row.name in files[1]) for row in stage.wrong)
-        # A buffer that has the rate in it differs, too; so does a coefficient, whose first updates may be equal.
-        is_told = any(key in formulas.COEFFICIENTS for key, _ in formulas.different_settings(View(pair, stage)))
-        has_time = any(each.step > stage.step for each in updates) or any(
-            s.wrong and s.step < stage.step for s in states
-        )
-        # Where gradients are squared, as by Adam, their factor does not reach the updates, and is none of the buffer.
-        is_linear = not any(formulas.is_square_of_gradients(row.name) for row in stage.rows)
-        is_inside = stage.kind == "optimizer state" and has_time and _equal(gradients) and not is_told and is_linear
-        return (only_one_has and all(_missing(each.rows) for each in states)) or is_inside
+        return only_one_has and all(math.isinf(row.difference) for each in states for row in each.wrong)
     # A factor is hidden by clipping, or by Adam; that of a loss scale may be taken out inside the optimizer.
     found = formulas.explain(View(pair, stage)) if stage.kind == "gradient" else []
     return not any(cause.cause.startswith("factor") and "loss scale" not in cause.text for cause in found)
-
-
-def _missing(rows: list[Row]) -> bool:
-    return all(math.isinf(row.difference) for row in rows if row.differs)
 
 
 @lru_cache(maxsize=1)
@@ -175,8 +159,7 @@ def _causes(view: View) -> list[Formula]:
         later = [each for each in stages(pair) if each.step == stage.step and each.kind == "update" and each.wrong]
         found = [each for update in later for each in formulas.explain(View(pair, update))]
         found = [each for each in found if each.cause in ("in no optimizer that took a step", "no update")]
-        settings = [each for update in later for each in formulas.stated(View(pair, update), every=True)]
-        return found or settings or _of_missing(view)
+        return found or _of_missing(view)
     if any(not math.isfinite(row.difference) for row in stage.wrong) and stage.kind != "restored checkpoint":
         return []
     if stage.kind == "samples":
@@ -195,8 +178,6 @@ def _causes(view: View) -> list[Formula]:
         return _of_norm(view)
     if stage.kind in ("loss", "reported loss"):
         return _of_loss(view)
-    if stage.kind == "schedule":
-        return _of_rate(view)
     if stage.kind == "restored checkpoint":
         return _of_restored(view)
     return []
@@ -271,48 +252,30 @@ def _of_norm(view: View) -> list[Formula]:
 
 def _parts_of_norm(pair: Pair, step: int) -> dict[str, float]:
     """Return parts of the squared norm of all gradients, by what they are of."""
-    ranks, file = pair.actual.ranks(step), pair.reference.tensors(f"step{step}/gradients")
+    ranks = pair.actual.ranks(step)
     own, parts = [0.0] * len(ranks), {}
-    of_reference = [0.0] * len(ranks)  # ranks that clip by norms of their own have no others
     for rank in ranks:
         for name, (norm, _, part) in rank.notes.get("gradients", {}).items():
             own[rank.rank] += norm**2
             parts[name, tuple(part)] = norm**2
-            value = file[name].double()
-            for axis in (each.partition("=")[0] for each in part):
-                value = value.tensor_split(rank.mesh.get(axis, 1))[rank.place.get(axis, 0)]
-            of_reference[rank.rank] += float(value.norm()) ** 2
     if len(own) < 2 or not all(own):
         return {}
-    total, whole = sum(parts.values()), sum(float(file[name].double().norm()) ** 2 for name in file.names)
-    split = sum(square for (_, part), square in parts.items() if part)
+    total = sum(parts.values())
     found = {f"of the part of rank {rank}": square / total for rank, square in enumerate(own)}
-    found["replicated gradients count once for each rank"] = sum(own) / total
-    found |= {"only split gradients": split / total, "only gradients that are not split": 1 - split / total}
-    return found | {f"of the part of rank {rank} ": square / whole for rank, square in enumerate(of_reference)}
+    return found | {"replicated gradients count once for each rank": sum(own) / total}
 
 
 def _of_loss(view: View) -> list[Formula]:
-    """The loss alone: a factor, or that of one rank's micro-batch."""
-    row = view.stage.wrong[0]
-    alone = view.stage.kind == "reported loss" or _is_alone(view)
-    means = meaning(view.pair, view.step, row.ratio, view.near) if row.ratio is not None else ""
-    found = [f"{number(row.ratio or 0.0)}{means}"] * bool(means)
-    shown = view.pair.actual.shown(view.step)
-    reported = shown.get("reported_loss")
-    micros = [(value, r, m) for r, each in enumerate(shown.get("losses") or []) for m, value in enumerate(each)]
-    for times, text in {shown.get("micro_batches", 1): ", times the number of micro-batches", 1: ""}.items():
-        found += [
-            f"that of rank {rank}'s micro-batch {micro}{text}"
-            for value, rank, micro in micros
-            if len(micros) > 1 and not means and reported
-            if abs(reported - times * value) <= view.limit(SCALARS) * abs(reported)
-        ]
-    if not alone:
-        return [Formula("factor", found[0], "loss = c x the reference's")] if found else []
-    text = "gradients and updates, where they are compared, are equal"
-    text += f"; it is {', or '.join(found)}" * (0 < len(found) <= MEANINGS)
-    return [Formula("the report alone", text, "the loss is not what the gradient is of")]
+    """The loss alone, or a factor."""
+    ratio = view.stage.wrong[0].ratio
+    means = meaning(view.pair, view.step, ratio, view.near) if ratio is not None else ""
+    factor = f"{number(ratio)}{means}" if ratio is not None and means else ""
+    if view.stage.kind == "reported loss" or _is_alone(view):
+        text = "gradients and updates, where they are compared, are equal" + f"; it has a factor of {factor}" * bool(
+            factor
+        )
+        return [Formula("the report alone", text, "the loss is not what the gradient is of")]
+    return [Formula("factor", factor, "loss = c x the reference's")] if factor else []
 
 
 def _is_alone(view: View) -> bool:
@@ -336,18 +299,6 @@ def _of_restored(view: View) -> list[Formula]:
     return []
 
 
-def _of_rate(view: View) -> list[Formula]:
-    """A learning rate that the trainings say, if updates have its factor."""
-    row = next((row for row in view.stage.wrong if row.name == "learning_rate"), None)
-    updates = next((s for s in stages(view.pair) if s.step == view.step and s.kind == "update" and s.wrong), None)
-    if row is None or updates is None:
-        return []
-    found = formulas.explain(View(view.pair, updates))
-    if row.ratio:
-        return [each for each in found if each.cause == "rate"]
-    return [Formula("rate", row.note, each.equation, each.fit) for each in found if each.cause in ("no update", "rate")]
-
-
 # Places
 
 
@@ -358,7 +309,6 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
     if stage.kind in TENSORS:
         found += [
             *_of_names(view),
-            *([] if causes else dict.fromkeys(view.seen)),
             *_not_finite(view),
             *_one_sided(view),
             *_settings(view),
@@ -380,26 +330,18 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
             f"{' and of '.join(names)}."
         )
     if stage.kind == "gradient":
-        found += _of_losses(view, causes)
+        found += _of_losses(view)
     found += sample_weights.disagreements(pair, max(stage.step, 0))
     return [each for each in found if each]
 
 
-def _of_losses(view: View, causes: list[Formula]) -> list[str]:
-    """Return what dumps' losses, and weights of samples that do not fit, say of the forward pass."""
+def _of_losses(view: View) -> list[str]:
+    """Return what dumps' losses say of the forward pass."""
     own, usual = (capture.shown(view.step).get("loss") for capture in view.pair.captures)
-    found = []
-    if own is not None and usual is not None and not view.pair.actual.ranks(view.step):
-        same = _same_loss(view)
-        found.append(f"The loss is {own:.8g}, in the reference {'the same' if same else f'{usual:.8g}'}.")
-    if view.tried.get("a weight of each sample", 0.0) > view.limit(PART) and not (view.seen or causes):
-        found.append("No weights of the step's samples give this gradient.")
-    return found
-
-
-def _same_loss(view: View) -> bool:
-    own, usual = (capture.shown(view.step).get("loss") for capture in view.pair.captures)
-    return own is not None and usual is not None and abs(own - usual) <= view.limit(SCALARS) * abs(usual)
+    if own is None or usual is None or view.pair.actual.ranks(view.step):
+        return []
+    same = abs(own - usual) <= view.limit(SCALARS) * abs(usual)
+    return [f"The loss is {own:.8g}, in the reference {'the same' if same else f'{usual:.8g}'}."]
 
 
 def _of_names(view: View) -> list[str]:
@@ -463,25 +405,10 @@ def _settings(view: View) -> list[str]:
     """Return what both optimizers say of their settings, where these differ."""
     if view.stage.kind not in ("optimizer state", "update"):
         return []
-    own, usual = (formulas.settings(view, side) for side in (0, 1))
-    shown = [capture.shown(view.step) for capture in view.pair.captures]
-    groups = [[each for each in own.get("groups") or [] if "optimizer" in each] for own in shown]
-    kinds = [sorted({each["optimizer"] for each in own}) for own in groups]
-    rates = [each.get("learning_rate") or [] for each in shown]
-    found = []
-    if all(kinds) and kinds[0] != kinds[1]:
-        found.append(f"The optimizer is {listed(kinds[0])}, in the reference {listed(kinds[1])}.")
-    if not (own and usual) and all(rates) and rates[0] != rates[1]:
-        found.append(f"The learning rate of the step is {rates[0]}, not {rates[1]}.")
-    has = [formulas.optimized(view, side) for side in (0, 1)]
-    if has[0] and (lacks := [row.name for row in view.stage.wrong if row.name in has[1] - has[0]]):
-        found.append(f"No optimizer that took a step has {listed(lacks)}.")
-    for (key, values), names in formulas.different_settings(view).items():
-        if key == "optimizer":
-            continue  # said above
-        said = "a count of steps of" if key == "count" else key
-        found.append(f"The optimizer says {said} {values}: for {listed(names)}.")
-    return found
+    return [
+        f"The optimizer says {'a count of steps of' if key == 'count' else key} {values}: for {listed(names)}."
+        for (key, values), names in formulas.different_settings(view).items()
+    ]
 
 
 # What would tell more
@@ -490,19 +417,14 @@ def _settings(view: View) -> list[str]:
 def _hints(view: View, causes: list[Formula]) -> list[str]:
     """Return what would tell more than this comparison."""
     pair, stage = view.pair, view.stage
-    is_dump, is_of_tensors = not pair.actual.ranks(pair.steps[0]), stage.kind in TENSORS
-    precision = view.limit(LIMITS) if is_of_tensors else math.nan
-    most = max(row.difference for row in stage.wrong)
-    said = [bool(capture.ranks(stage.step) or capture.shown(stage.step).get("ids")) for capture in pair.captures]
-    is_gradient = is_dump and stage.kind == "gradient"
     if causes:
         return []
+    precision = view.limit(LIMITS) if stage.kind in TENSORS else math.nan
+    most = max(row.difference for row in stage.wrong)
+    is_gradient = not pair.actual.ranks(pair.steps[0]) and stage.kind == "gradient"
     found = {
         "`dumped.samples(losses)` in the reference, before `backward()`: it shows the weight of each sample.": (
             is_gradient and not pair.reference.samples(stage.step)
-        ),
-        "`dumped.note(ids=...)` in both: then samples are compared, first of all, and weights are named by ranks.": (
-            is_dump and not all(said) and stage.step >= 0 and stage.kind != "initial weights"
         ),
         "`--dtype float32`, if one of the models computes something in it: differences of this size may be its "
         "rounding, or that of an approximation (of GELU, say).": precision == LIMITS["F64"] and most <= ISLAND,
@@ -510,9 +432,7 @@ def _hints(view: View, causes: list[Formula]) -> list[str]:
         "may be its rounding.": precision == LIMITS["F32"] and most <= LIMITS["BF16"],
         "Both trainings in float64: rounding hides nothing then.": precision > LIMITS["F64"],
         "`--twin`, the reference from weights moved by one rounding: it shows how far rounding grows.": (
-            pair.twin is None and precision != LIMITS["F64"] and stage.step > pair.steps[0]
+            pair.twin is None and precision > LIMITS["F64"] and stage.step > pair.steps[0]
         ),
-        "The outputs of the model for the samples of this step, printed by both: they tell the forward from the "
-        "backward pass.": is_gradient and not _same_loss(view),
     }
     return [sentence for sentence, tells in found.items() if tells]

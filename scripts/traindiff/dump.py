@@ -150,7 +150,7 @@ class Dump:
         """Groups of the optimizers' parameters, with their settings and names."""
         self.counts: set[int] = set()
         """Steps that the optimizers counted before this one."""
-        self.sample_facts: dict[str, list[Any]] = {"ids": [], "targets": []}
+        self.sample_targets: list[int] = []
 
     def _is_active(self) -> bool:
         """Begin a new step if the last one was taken; return whether steps remain to be written."""
@@ -182,7 +182,7 @@ class Dump:
         if "deepspeed" in sys.modules:
             _replace(stack, sys.modules["deepspeed"].DeepSpeedEngine, "step", self._engine_step)
 
-    def samples(self, losses: Tensor, ids: Any = None, targets: Any = None) -> None:
+    def samples(self, losses: Tensor, targets: Any = None) -> None:
         """Write the gradient of each sample of this (micro-)batch. Call it in the reference, before `backward()`.
 
         Another training's gradient can then be explained as a sum of samples with weights. This costs a backward pass
@@ -190,7 +190,6 @@ class Dump:
 
         Args:
             losses: (samples,), the parts of the loss: their sum is the loss that `backward()` is called on.
-            ids: the samples' names; by default hashes of the model's inputs.
             targets: (samples,), how many targets each has.
         """
         if not self._is_active():
@@ -201,8 +200,7 @@ class Dump:
         for loss in losses.flatten():
             found = torch.autograd.grad(loss, [*names], retain_graph=True, materialize_grads=True, allow_unused=True)
             self.rows.append([*_sketch(names, [_whole(value) for value in found]).values()])
-        for key, values in (("ids", ids), ("targets", targets)):
-            self.sample_facts[key] += [] if values is None else _plain(values)
+        self.sample_targets += [] if targets is None else _plain(targets)
 
     def note(self, **facts: Any) -> None:
         """Add facts to `step-N.json`, before `optimizer.step()`: `ids=batch["id"]`, `targets=80`, `loss=reported`.
@@ -617,8 +615,8 @@ class Dump:
         for name, index in _places(names).items():
             if index is not None:
                 tensors[f"{name}//index"] = index
-        ids = self.sample_facts["ids"] or [each for batch in self.batches for each in batch]
-        metadata = {"targets": json.dumps(self.sample_facts["targets"])} if self.sample_facts["targets"] else {}
+        ids = [each for batch in self.batches for each in batch]
+        metadata = {"targets": json.dumps(self.sample_targets)} if self.sample_targets else {}
         if len(ids) == len(self.rows):
             metadata["ids"] = json.dumps(ids)
         self._save(f"samples-{self.step}", tensors, metadata)
@@ -745,8 +743,8 @@ def _differ(ranks: list[dict[str, float]]) -> bool:
 def hashes(inputs: Any) -> tuple[list[str], str]:
     """Return a name of each row of the first tensor, and its dtype.
 
-    A name is a hash of the row; of one of integers also that of what is between its first and last run of equal ones,
-    and its length, as in HASH/HASH/8: rows that are padded to other lengths have the same inside.
+    A name is a hash of the row; of one of integers with its first and its last run of equal ones as one each: rows that
+    are padded to other lengths have the same name.
     """
     found = next(_tensors(inputs), None)
     if found is None:
@@ -756,16 +754,11 @@ def hashes(inputs: Any) -> tuple[list[str], str]:
     rows = rows.to(torch.bfloat16).view(torch.int16) if rows.is_floating_point() else rows.long()
     names = []
     for row in rows:
-        name = _hash(row)
         if row.dim() == 1 and not found.is_floating_point():
             changes = (row[1:] != row[:-1]).nonzero().flatten().tolist()
-            name += f"/{_hash(row[changes[0] + 1 : changes[-1] + 1] if changes else row[:1])}/{len(row)}"
-        names.append(name)
+            row = row[changes[0] : changes[-1] + 2] if changes else row[:1]
+        names.append(hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=8).hexdigest())
     return names, kind
-
-
-def _hash(row: Tensor) -> str:
-    return hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

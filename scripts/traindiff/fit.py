@@ -67,10 +67,6 @@ class View:
 
     pair: Pair
     stage: Stage
-    tried: dict[str, float] = field(default_factory=dict)
-    """What did not hold, and the part of the difference that it left."""
-    seen: list[str] = field(default_factory=list)
-    """Sentences on what holds and names no cause."""
 
     @cached_property
     def names(self) -> list[str]:
@@ -145,15 +141,15 @@ class View:
         """Return whether two fitted numbers are the same."""
         return abs(value - other) <= times * self.near * max(abs(value), abs(other)) < math.inf
 
-    def holds(self, label: str, names: Sequence[str], predicted: Read) -> Fit | None:
+    def holds(self, names: Sequence[str], predicted: Read) -> Fit | None:
         """Return the fit of a formula without unknowns, if it holds; see ``solve``."""
-        return self._judge(label, names, lambda name: self.actual(name) - predicted(name).double(), [])
+        return self._judge(names, lambda name: self.actual(name) - predicted(name).double(), [])
 
     def solved_by(self, names: Sequence[str], predicted: Read) -> bool:
         """Return whether a formula without unknowns gives the reference's own tensors."""
-        return self._judge("", names, lambda name: self.expected(name) - predicted(name).double(), []) is not None
+        return self._judge(names, lambda name: self.expected(name) - predicted(name).double(), []) is not None
 
-    def solve(self, label: str, names: Sequence[str], terms: Sequence[Read], of: Read | None = None) -> Fit | None:
+    def solve(self, names: Sequence[str], terms: Sequence[Read], of: Read | None = None) -> Fit | None:
         """Solve for the coefficients with which ``terms`` add up to the difference (or to ``of``), the same for all
         these tensors; None if that does not hold: there are no more values than unknowns, the terms are not
         independent, or more than rounding is left, of a tensor or of the difference.
@@ -180,26 +176,23 @@ class View:
         def residual(name: str) -> Tensor:
             return target(name) - sum(a * term(name).double() for a, term in zip(found, terms, strict=True))
 
-        return self._judge(label, names, residual, found)
+        return self._judge(names, residual, found)
 
-    def _judge(self, label: str, names: Sequence[str], residual: Read, solved: list[float]) -> Fit | None:
-        part, values, fits, rest, whole, differs = self.limit(PART), 0, bool(names), 0.0, 0.0, False
+    def _judge(self, names: Sequence[str], residual: Read, solved: list[float]) -> Fit | None:
+        values, rest, whole, differs = 0, 0.0, 0.0, False
         for name in names:
             try:
                 left = float(residual(name).norm())
             except (RuntimeError, InputError, KeyError):
                 return None
-            values += self.expected(name).numel()
             off, rounding = float(self.off(name).norm()), self.rounding(name)
+            if not left <= rounding:
+                return None
+            values += self.expected(name).numel()
             differs |= name in self.names or not off <= rounding
             rest, whole = math.hypot(rest, left), math.hypot(whole, off)
-            fits &= left <= rounding
         left = rest / whole if differs and whole else 0.0  # of tensors that do not differ, only rounding may be left
-        if fits and left <= part and values > len(solved):
-            return Fit(solved, left, values, len(names))
-        if differs and math.isfinite(left) and label:
-            self.tried[label] = min(left, self.tried.get(label, math.inf))
-        return None
+        return Fit(solved, left, values, len(names)) if left <= self.limit(PART) and values > len(solved) else None
 
     @cached_property
     def _largest(self) -> float:

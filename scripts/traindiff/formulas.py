@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from traindiff import replay
-from traindiff.fit import PART, Fit, Read, View, coefficient, joined, listed, number, ranges
+from traindiff.fit import PART, Fit, Read, View, coefficient, joined, listed, number
 from traindiff.pair import COARSE, NUMBERS, Pair
 
 SMALLEST_SCALE = 2**8
@@ -32,14 +32,12 @@ DECOUPLED = {True: "of the update (AdamW)", False: "of the gradient (Adam)"}
 """What decoupled_weight_decay says."""
 STATES = ("amsgrad", "centered", "momentum")
 """Settings by which an optimizer has another tensor of each parameter."""
-GROUPS = 4
-"""Most values of one setting that groups of parameters have."""
 
 CHECKS = {
     "factor": "What divides or multiplies the loss and the gradients: ranks (a sum in place of a mean), micro-batches, "
-    "targets, a loss scale that is not taken out again, a clip by the trainer's own code, or with another limit.",
+    "targets, a loss scale that is not taken out again, a clip by the trainer's own code, or with another limit; of "
+    "weights, how they are drawn and loaded.",
     "factor of some": "What scales these gradients alone: a reduction, a hook, a divisor or a clip of their own.",
-    "factor of weights": "How these weights are drawn and loaded, and what changes them between steps.",
     "no gradient": "Parameters that are frozen, detached, or cleared before the step.",
     "zero": "What sets these tensors, or does not.",
     "previous gradient": "zero_grad() after each step, and what is kept between steps.",
@@ -66,8 +64,8 @@ CHECKS = {
     "moments lost": "Whether the optimizer's state is loaded on a resume, before the first step.",
     "the optimizer's count of steps": "Whether the optimizer's step count is loaded on a resume.",
     "rate": "The learning rate and its schedule: warm-up, number of steps, a scheduler that steps more than once.",
-    "factor of updates": "The learning rate and decay that the optimizer really has; whether it is the same optimizer.",
-    "factors of updates": "Parameter groups: which parameters are in which, their learning rates.",
+    "factor of updates": "The learning rate and decay that the optimizer really has; whether it is the same optimizer; "
+    "which parameters are in which of its groups.",
     "eps": "The optimizer's eps.",
     "settings": "The optimizer's arguments.",
     "no update": "Whether the optimizer takes a step, and with a learning rate above 0.",
@@ -85,7 +83,6 @@ SHOWN = {
     "factor": "a factor of",
     "factor of some": "a factor of",
     "factor of updates": "updates times",
-    "factors of updates": "updates times",
 }
 """Causes whose names go on with what they say of a case."""
 
@@ -160,10 +157,10 @@ def meaning(pair: Pair, step: int, times: float, near: float) -> str:
 
 
 def _factor(view: View) -> Iterator[Formula]:
-    """x' = c x, with one c, or one of each tensor."""
+    """x' = c x of all tensors that differ."""
     kind, names = view.stage.kind, view.names
     if all(not bool(view.actual(name).any()) for name in names):
-        if fit := view.holds("", names, lambda name: torch.zeros_like(view.expected(name))):
+        if fit := view.holds(names, lambda name: torch.zeros_like(view.expected(name))):
             cause = {"update": "no update", "gradient": "no gradient", "clipped gradient": "no gradient"}.get(
                 kind, "zero"
             )
@@ -176,49 +173,19 @@ def _factor(view: View) -> Iterator[Formula]:
         return
     if kind == "optimizer state" and view.gradients(1):
         return  # the gradients' factors say more
-    if fit := view.solve("a factor", names, [view.expected]):
+    if fit := view.solve(names, [view.expected]):
         yield (_rate if kind == "update" else _scaled)(view, 1 + fit.solved[0], fit)
         return
-    if (groups := _in_groups(view, names, view.expected, view.actual)) and len(groups[1].solved) < len(names):
-        own, fit = groups
-        text = "; ".join(f"{number(c)} of {listed([n for n in own if view.same(own[n], c, 3)], 2)}" for c in fit.solved)
-        cause = "factors of updates" if kind == "update" else "factor of some"
-        yield Formula(cause, text, f"{kind} = c x the reference's, with a c of each group of tensors", fit)
-
-
-def _in_groups(view: View, names: list[str], term: Read, of: Read | None = None) -> tuple[dict[str, float], Fit] | None:
-    """Solve for a coefficient of a term for each tensor, of which no more than ``GROUPS`` are different."""
-    fits = _of_each(view, names, term, of)
-    own = {name: fit.solved[0] for name, fit in fits.items()}
-    distinct = _distinct(own.values(), view)
-    return (own, joined(distinct, fits.values())) if len(fits) == len(names) and len(distinct) <= GROUPS else None
-
-
-def _of_each(view: View, names: list[str], term: Read, of: Read | None = None) -> dict[str, Fit]:
-    """Return the fit of a term's coefficient for each tensor that has one."""
-    fits = {name: view.solve("", [name], [term], of) for name in names if view.expected(name).numel() >= LEAST}
-    return {name: fit for name, fit in fits.items() if fit}
-
-
-def _distinct(values: Iterable[float], view: View) -> list[float]:
-    found: list[float] = []
-    for value in sorted(values):
-        if not found or not view.same(value, found[-1], 3):
-            found.append(value)
-    return found
 
 
 def _of_zero(view: View, formula: Formula) -> Iterator[Formula]:
     """An update of 0: of a rate of 0, of parameters that no optimizer has, or of none of these."""
-    names = optimized(view, 0)
+    names = {name for group in view.pair.actual.shown(view.step).get("groups") or [] for name in group["params"]}
     own, usual = (capture.shown(view.step).get("learning_rate") for capture in view.pair.captures)
     if view.stage.kind == "update" and own == 0 != usual:
         yield Formula("rate", "it is 0 in this step", formula.equation, formula.fit)
     elif view.stage.kind == "update" and names and names.isdisjoint(view.names):
-        later = [s for s in view.pair.actual.steps if optimized(view, 0, s) & {*view.names}]
-        text = f"; optimizers that have them take steps {ranges(later)}: these dumps number steps differently"
-        cause = "no update" if later else "in no optimizer that took a step"
-        yield replace(formula, cause=cause, text=listed(view.names) + text * bool(later))
+        yield replace(formula, cause="in no optimizer that took a step", text=listed(view.names))
     else:
         yield formula
 
@@ -298,7 +265,7 @@ def _another_step(view: View) -> Iterator[Formula]:
     """x' of step t = x of step s."""
     for step in view.pair.reference.steps:
         other = View(view.pair, replace(view.stage, step=step))
-        fit = view.holds("another step", view.names, other.expected) if step != view.step else None
+        fit = view.holds(view.names, other.expected) if step != view.step else None
         if fit and fit.values >= LEAST:
             equation = f"{view.stage.kind} = the reference's of step {step}"
             yield Formula("another step", f"that of step {step}", equation, fit)
@@ -311,7 +278,7 @@ def _previous(view: View) -> Iterator[Formula]:
         before = view.pair.reference.tensors(f"step{view.step - 1}/{kind}")
         if not before or any(name not in before for name in view.names):
             continue
-        if fit := view.solve("the previous step's gradient", view.names, [before.__getitem__]):
+        if fit := view.solve(view.names, [before.__getitem__]):
             text = f"{number(fit.solved[0], view.near)} times that of step {view.step - 1} is added"
             shown = f"gradient = the reference's + {coefficient(fit.solved[0])} x the {kind} of step {view.step - 1}"
             yield Formula("previous gradient", text, shown, fit)
@@ -319,44 +286,34 @@ def _previous(view: View) -> Iterator[Formula]:
 
 
 def _decay(view: View) -> Iterator[Formula]:
-    """x' = x + k w: of all tensors that differ with one k, or one of each group."""
+    """x' = x + k w, of all tensors that differ with one k."""
     names = view.names
     if any(name.endswith("_sq") for name in names):
         return
-    fit = view.solve("a multiple of the weights", names, [view.before])
-    if not fit and (groups := _in_groups(view, names, view.before)):
-        fit = groups[1]
-    if not fit:
+    if not (fit := view.solve(names, [view.before])):
         return
     kind, part = view.stage.kind, 1.0
     if kind == "optimizer state" and len(keys := _keys(names)) == 1 and (usual := moments(view).get(keys[0])):
         kind, part = "gradient in the optimizer", usual[1]  # a moment has this part of a gradient
-    text = f"{', '.join(number(each / part) for each in fit.solved)} times the weights of "
+    text = f"{number(fit.solved[0] / part)} times the weights of "
     text += "all parameters" if view.is_whole else listed(name.split("//")[0] for name in names)
-    # A constant that is added to these, as to the weights of a norm before its first step, is the same.
-    text += ", which are all equal" * (len(torch.cat([view.before(name).flatten() for name in names]).unique()) == 1)
     yield Formula("decay", text, f"{kind} = the reference's + k x the weights before the step", fit)
 
 
 def _cast(view: View) -> Iterator[Formula]:
     """x' = x, rounded to a coarser dtype, or the other way around."""
-    if found := rounded(view.names, view.actual, view.expected):
-        values = sum(view.expected(name).numel() for name in view.names)
-        equation = f"each of {values} values is one of this dtype, as near to the other's as rounding"
-        yield Formula("cast", found, equation, Fit([], 0.0, values, 0))
+    both = ("this training's", view.actual, view.expected), ("the reference's", view.expected, view.actual)
+    for whose, one, other in both:
+        dtypes = {_rounded_to(one(name), other(name)) for name in view.names}
+        if None not in dtypes:
+            values = sum(view.expected(name).numel() for name in view.names)
+            equation = f"each of {values} values is one of this dtype, as near to the other's as rounding"
+            text = f"{whose} are rounded to {' or '.join(sorted(map(str, dtypes)))}"
+            yield Formula("cast", text, equation, Fit([], 0.0, values, 0))
+            return
 
 
-def rounded(names: Iterable[str], actual: Read, expected: Read) -> str:
-    """Return whose tensors are the other's, rounded, and to which dtype, as text; "" if neither's are."""
-    names = [*names]
-    for whose, one, other in (("this training's", actual, expected), ("the reference's", expected, actual)):
-        dtypes = {rounded_to(one(name), other(name)) for name in names}
-        if names and None not in dtypes:
-            return f"{whose} are rounded to {' or '.join(sorted(map(str, dtypes)))}"
-    return ""
-
-
-def rounded_to(value: Tensor, expected: Tensor) -> str | None:
+def _rounded_to(value: Tensor, expected: Tensor) -> str | None:
     """Return the dtype in which a tensor is the other one, or a sum of its rounded parts: it alone has only values of
     that dtype, more than a few, is as near as two of its roundings, and often the nearest.
     """
@@ -374,18 +331,14 @@ def rounded_to(value: Tensor, expected: Tensor) -> str | None:
 def _lost(view: View) -> Iterator[Formula]:
     """w' = w + u, rounded to the dtype of this training's weights: it loses small updates."""
     before = view.pair.actual.before(view.step)
-    if view.pair.reference.tensors(view.file).dtypes & COARSE or not all(name in before for name in view.names):
-        return
-    kept = {before.dtype(name) for name in view.names}
 
     def predicted(name: str) -> Tensor:
         weight = before[name]
         return (weight.double() + view.expected(name)).to(weight.dtype).double() - weight.double()
 
-    if kept <= COARSE and (fit := view.holds("weights in low precision", view.names, predicted)):
-        none = sum(int(((view.actual(n) == 0) & (view.expected(n) != 0)).sum()) for n in view.names)
-        dtypes = listed(name for name, short in NUMBERS.items() if short in kept)
-        text = f"weights are kept in {dtypes}: {none} of {fit.values} values have no update"
+    kept = {before.dtype(name) for name in view.names}
+    if kept <= COARSE and (fit := view.holds(view.names, predicted)):
+        text = f"weights are kept in {listed(name for name, short in NUMBERS.items() if short in kept)}"
         yield Formula("cast", text, "update = the reference's, as these weights take it", fit)
 
 
@@ -399,12 +352,8 @@ def _ranks(view: View) -> Iterator[Formula]:
     def total(name: str) -> Tensor:
         return torch.stack([file[name].double() for file in files]).sum(0)
 
-    if fit := view.solve("the ranks' own gradients", names, [total], of=view.expected):
-        part = fit.solved[0]
-        what = next(
-            (w for w, a in (("mean", 1 / len(files)), ("sum", 1.0)) if view.same(part, a)),
-            f"{number(part)} times the sum",
-        )
+    if fit := view.solve(names, [total], of=view.expected):
+        what = "mean" if view.same(fit.solved[0], 1 / len(files)) else f"sum, times {number(fit.solved[0])},"
         text = f"each rank has its own gradient; their {what} is the reference's"
         shown = f"the {what} of the {len(files)} ranks' gradients = the reference's; each rank keeps its own"
         yield Formula("not reduced", text, shown, Fit([], fit.left, fit.values, fit.tensors))
@@ -445,9 +394,7 @@ def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, 
     terms: list[Read] = [lambda name: before[name].double()] * has_before
     terms.append(lambda name: gradient(name) ** (2 if is_square_of_gradients(key) else 1))
     for more in ([], [view.before]):  # decay that is added to the gradient
-        if (not more or not is_square_of_gradients(key)) and (
-            fit := view.solve("other coefficients of moments", names, [*terms, *more], of)
-        ):
+        if (not more or not is_square_of_gradients(key)) and (fit := view.solve(names, [*terms, *more], of)):
             a, b, d = [0.0] * (not has_before) + fit.solved + [0.0] * (not more)
             return fit, (a, b, d)
     return None
@@ -483,10 +430,10 @@ def _moments(view: View) -> Iterator[Formula]:
     sign = -1 if any(b / usual[key][1] < 0 for key, (_, b, _) in own.items()) else 1
     same = all(abs(a - usual[key][0]) <= near for key, (a, *_) in own.items())
     decays = all(view.same(d, usual[key][2], 100) for key, (*_, d) in own.items())
-    is_factor = same and decays and len(_distinct(times, view)) == 1
+    is_factor = same and decays and all(view.same(each, times[0], 3) for each in times)
     if is_factor:
         fit = Fit([sign * times[0]], fit.left, fit.values, fit.tensors)
-    by_factor = is_factor and not _coefficients_said(view)
+    by_factor = is_factor and not any(key in COEFFICIENTS for key, _ in different_settings(view))
     if by_factor:
         shown_factor = f"gradient in the optimizer = {coefficient(sign * times[0])} x the reference's"
         yield of_gradient(view, sign * times[0], fit, shown_factor)
@@ -499,19 +446,10 @@ def _moments(view: View) -> Iterator[Formula]:
     ):
         yield Formula("moments lost", "they begin anew", shown, fit)
     else:
-        text = "; ".join(f"{key}: {_coefficients(own[key], usual[key])}" for key in own)
+        text = "; ".join(
+            f"{key}: {', not '.join(f'{a:.6g} and {b:.6g}' for a, b, _ in (own[key], usual[key]))}" for key in own
+        )
         yield Formula("coefficients of moments", text, shown, fit)
-
-
-def _coefficients_said(view: View) -> bool:
-    """Return whether the optimizers say that they have other coefficients."""
-    return any(key in COEFFICIENTS for key, _ in different_settings(view))
-
-
-def _coefficients(*found: tuple[float, float, float]) -> str:
-    """Return the coefficients of a moment, then the reference's: one number, if both add up to 1 or only one shows."""
-    one = all(abs(a + b - 1) < 1e-3 if a else b < 1 - 1e-3 for a, b, _ in found)
-    return ", not ".join(f"{1 - b:.6g}" if one else f"{a:.6g} and {b:.6g}" for a, b, _ in found)
 
 
 def _rate(view: View, times: float, fit: Fit) -> Formula:
@@ -524,48 +462,23 @@ def _rate(view: View, times: float, fit: Fit) -> Formula:
         return Formula("rate", text, f"{shown}, as the rates that they say", replace(fit, solved=[]))
     norm, limit = norm_of(view, "gradients"), _limit(view)
     if view.is_whole and norm and _clips(view, norm, limit, times * norm):
-        text = f"to a norm of {limit:.6g}, which is {number(times)} times the norm"
-        return Formula(
-            "clip", text, f"{shown}, as of a gradient that is clipped to the limit that the training says", fit
-        )
+        shown += ", as of a gradient that is clipped to the limit that the training says"
+        return Formula("clip", f"to a norm of {limit:.6g}", shown, replace(fit, solved=[]))
     text = number(times, view.near)
     if not view.is_whole:
-        return Formula("factors of updates", f"{text} ({listed(view.names)})", shown, fit)
+        return Formula("factor of updates", f"{text} ({listed(view.names)})", shown, fit)
     if own is not None and own == usual:
         text += f" (both say a learning rate of {own})"
     return Formula("factor of updates", text, shown, fit)
 
 
-def _factor_and_decay(view: View) -> Iterator[Formula]:
-    """u' = c u + k w: of all that differ, with one c and one k."""
-    if fit := view.solve("a factor and a multiple of the weights", view.names, [view.expected, view.before]):
-        text = f"{number(1 + fit.solved[0])}, and {number(fit.solved[1])} times the weights"
-        yield Formula("factor of updates", text, "update = c x the reference's + k x the weights", fit)
-
-
-def _plain_gradient(view: View) -> Iterator[Formula]:
-    """u' = u + k g of an optimizer whose updates are linear in the gradient: its gradient has a factor."""
-    gradient, clipped = view.gradients(1), [c.tensors(f"step{view.step}/clipped") for c in view.pair.captures]
-    if gradient is None or all(clipped) or not any(clipped):
-        return  # what the optimizer gets is known, and equal
-    usual = view.solve("", view.names, [gradient, view.before], view.expected) or view.solve(
-        "", view.names, [gradient], view.expected
-    )
-    if usual and (fit := view.solve("a factor of the gradient", view.names, [gradient])):
-        times = 1 + fit.solved[0] / usual.solved[0]
-        yield of_gradient(view, times, fit, f"gradient in the update = {coefficient(times)} x the reference's")
-
-
-def stated(view: View, *, every: bool = False) -> Iterator[Formula]:
-    """State and weights after PyTorch's own optimizer, with the settings that each training says: these differ.
-
-    ``every``: also those that this stage does not depend on.
-    """
+def stated(view: View) -> Iterator[Formula]:
+    """State and weights after PyTorch's own optimizer, with the settings that each training says: these differ."""
     own, usual = (settings(view, side) for side in (0, 1))
     parameters = {name.split("//")[0] for name in view.names}
     if not parameters <= own.keys() & usual.keys() or not any(bool(view.actual(name).any()) for name in view.names):
         return
-    fit = view.holds("", view.names, replay.of(view, 0, own))
+    fit = view.holds(view.names, replay.of(view, 0, own))
     if not fit or not view.solved_by(view.names, replay.of(view, 1, usual)):
         return
     different = different_settings(view)
@@ -577,14 +490,10 @@ def stated(view: View, *, every: bool = False) -> Iterator[Formula]:
                 {name: each[name] | {key: other.get(name, {}).get(key)} for name in each}
                 for each, other in ((own, usual), (usual, own))
             )
-            holds = view.holds("", view.names, replay.of(view, 0, mine))
+            holds = view.holds(view.names, replay.of(view, 0, mine))
             return not (holds and view.solved_by(view.names, replay.of(view, 1, theirs)))
 
-        different = {
-            (key, text): names
-            for (key, text), names in different.items()
-            if (every and key not in replay.IMPLEMENTATIONS) or matters(key)
-        }
+        different = {(key, text): names for (key, text), names in different.items() if matters(key)}
     causes = {CAUSES_OF_SETTINGS.get(key, "settings") for key, _ in different}
     shown = [
         (f"{key} " * (len(different) > 1 or key not in CAUSES_OF_SETTINGS))
@@ -598,12 +507,6 @@ def stated(view: View, *, every: bool = False) -> Iterator[Formula]:
         yield Formula(
             cause, "; ".join(shown), f"{view.stage.kind} = that of PyTorch's {kinds} with what each says", fit
         )
-
-
-def optimized(view: View, side: int, step: int | None = None) -> set[str]:
-    """Return the parameters of optimizers that took a step (None: this one), if they are known."""
-    step = view.step if step is None else step
-    return {name for group in view.pair.captures[side].shown(step).get("groups") or [] for name in group["params"]}
 
 
 def settings(view: View, side: int) -> dict[str, dict[str, Any]]:
@@ -648,6 +551,6 @@ _OF: dict[str, tuple[Formulas, ...]] = {
     "gradient": (*_PLAIN, _ranks, _previous, _decay),
     "clipped gradient": (*_PLAIN, _decay),
     "optimizer state": (*_PLAIN, stated, _moments, _decay),
-    "update": (*_PLAIN, _decay, _factor_and_decay, _plain_gradient, stated, _lost),
+    "update": (*_PLAIN, _decay, stated, _lost),
 }
 """By the kind of a stage of tensors, where some are its own; samples and outputs have formulas of theirs."""

@@ -4,10 +4,8 @@ from traindiff.diagnosis import Diagnosis
 from traindiff.formulas import CHECKS
 from traindiff.pair import Stage
 
-OF_WEIGHTS = ("initial weights", "weights before it", "weights", "buffers")
-"""Stages in which a factor is none of gradients."""
-LISTED, TRIED = 12, 4
-"""Most tensors, and most formulas that do not fit, that a page lists."""
+LISTED = 12
+"""Most tensors that a page lists."""
 
 
 def markdown(found: Diagnosis, title: str) -> str:
@@ -16,8 +14,7 @@ def markdown(found: Diagnosis, title: str) -> str:
     if found.first is not None:
         if found.causes:
             parts += ["## Cause" + "s that fit equally" * (len(found.causes) > 1), "", *_causes(found), ""]
-        seen = [*(f"- {sentence}" for sentence in found.places), *_tried(found)]
-        parts += ["## What was seen", "", *seen] * bool(seen)
+        parts += ["## What was seen", "", *(f"- {sentence}" for sentence in found.places)] * bool(found.places)
         parts += ["", *(_tensors(found.first) if found.first.kind != "samples" else []), ""]
         if found.hints:
             parts += ["## What would tell more", "", *(f"- {sentence}" for sentence in found.hints), ""]
@@ -48,23 +45,9 @@ def _causes(found: Diagnosis) -> list[str]:
             lines.append(f"  - It holds: {cause.equation}. On {fit.on}, it leaves {fit.left:.1g} of the difference.")
         else:
             lines.append(f"  - It holds: {cause.equation}.")
-        is_of_weights = cause.cause.startswith("factor") and found.first and found.first.kind in OF_WEIGHTS
-        lines.append(f"  - Check: {CHECKS['factor of weights' if is_of_weights else cause.cause]}")
+        lines.append(f"  - Check: {CHECKS[cause.cause]}")
     table = next((cause.table for cause in found.causes if cause.table), [])
     return [*lines, "", *table] if table else lines
-
-
-def _tried(found: Diagnosis) -> list[str]:
-    tried = {name: left for name, left in found.tried.items() if left <= 1}
-    if found.causes or not tried:
-        return []
-    best = sorted(tried.items(), key=lambda item: item[1])
-    listed = "; ".join(f"{name} leaves {_part(left)}" for name, left in best[:TRIED])
-    return [f"- No formula fits: of the difference, {listed}."]
-
-
-def _part(left: float) -> str:
-    return f"{left:.0%}" if left >= 0.005 else "less than 1%"
 
 
 def _tensors(stage: Stage) -> list[str]:

@@ -1,7 +1,6 @@
 """Two captures that are compared, the rows and stages of a comparison, and up to which distance tensors are equal."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -156,42 +155,8 @@ class Pair:
         return found
 
     def sample(self, name: object) -> object:
-        """Return what names a sample in both: of a row of integers (dump.hashes) its hash, or where rows with the same
-        inside are padded to several lengths, that of the inside; with prepared data of the reference, its row.
-        """
-        if not isinstance(name, str) or name.count("/") != 2:
-            return name
-        whole, inside, _ = name.split("/")
-        found = inside if len(self._lengths[inside]) > 1 else whole
-        return self._rows.get(found, found)
-
-    @cached_property
-    def _rows(self) -> dict[str, int]:
-        """The first row of the reference's prepared data with each hash, whole or of the inside."""
-        found: dict[str, int] = {}
-        for name, row in self.reference.about.get("hashes", {}).items():
-            for part in name.split("/")[:2]:
-                found.setdefault(part, row)
-        return found
-
-    @cached_property
-    def _lengths(self) -> dict[str, set[str]]:
-        """The lengths of the rows of integers with the same inside, in both."""
-        found: dict[str, set[str]] = defaultdict(set)
-
-        def add(names: object) -> None:
-            if isinstance(names, list):
-                for each in names:
-                    add(each)
-            elif isinstance(names, str) and names.count("/") == 2:
-                _, inside, length = names.split("/")
-                found[inside].add(length)
-
-        for capture in self.captures:
-            add([*capture.about.get("hashes", {})])
-            for step in capture.steps:
-                add(capture.shown(step).get("ids"))
-        return found
+        """Return what names a sample in both: of a hash, with prepared data of the reference, its row."""
+        return self.reference.about.get("hashes", {}).get(name, name)
 
     def limit(self, dtypes: dict[str, float], *names: str) -> float:
         """Return the limit of the coarsest dtype of both captures, and of both's files of these names."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from traindiff.capture_files import Capture, InputError, RankStep, Tensors, missing, read_json
+from traindiff.capture_files import Capture, InputError, Tensors, missing, read_json
 from traindiff.pair import LIMITS, NUMBERS
 
 ENDING = ".safetensors"
@@ -91,10 +91,6 @@ class Dump(Capture):
         """Return the gradients that ranks hold where they should be equal, and are not (`unreduced-N.rankR`)."""
         pattern = f"step{step}/{UNREDUCED}"
         return {int(name.removeprefix(pattern)): file for name, file in self.files.items() if name.startswith(pattern)}
-
-    def ranks(self, step: int) -> list[RankStep]:
-        """Return nothing: what the ranks read is unknown."""
-        return []
 
     def shown(self, step: int) -> dict[str, Any]:
         """Return what the trainer wrote of a step: ids, learning_rate, targets, ... (`step-N.json`)."""

@@ -2,10 +2,10 @@
 sum is the reference's gradient, in which each counts once.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class _Sums:
     ambient: int
     """Number of independent gradients that are known of this model: a fit of as many unknowns explains everything."""
 
-    def fit(self, predicted: Tensor, unknowns: list[float], label: str = "") -> Fit | None:
+    def fit(self, predicted: Tensor, unknowns: list[float]) -> Fit | None:
         """Return a fit if this is the other training's gradient, up to rounding."""
         expected = self.rows.sum(0)
         left = float((self.actual - predicted).norm())
@@ -73,16 +73,14 @@ class _Sums:
         if left <= self.view.limit(ROUNDING) * size and left <= self.view.limit(PART) * whole:
             values = len(self.actual)
             return Fit(unknowns, left / whole, values, len(self.names)) if values > len(unknowns) else None
-        if label and whole:
-            self.view.tried[label] = min(left / whole, self.view.tried.get(label, math.inf))
         return None
 
-    def solve(self, matrix: Tensor, label: str) -> Fit | None:
+    def solve(self, matrix: Tensor) -> Fit | None:
         """Return the fit of the gradient by the rows of a matrix, if it holds and says more than its unknowns."""
         if len(matrix) >= self.ambient or matrix.shape[1] <= len(matrix):
             return None
         weights = least_squares(matrix.T, self.actual, self.view.limit(SINGULAR))
-        return None if weights is None else self.fit(weights @ matrix, weights.tolist(), label)
+        return None if weights is None else self.fit(weights @ matrix, weights.tolist())
 
     def blocks(self, partition: Partition) -> Tensor:
         """Return the sum of the gradients of each block."""
@@ -145,12 +143,12 @@ def _formulas(sums: _Sums) -> Iterator[Formula]:
         yield from _clip_of_each(sums, partition)
         yield from _means(sums, partition)
     for partition in sorted(partitions, key=lambda each: len(each.blocks)):
-        if fit := sums.solve(sums.blocks(partition), f"a weight of each {partition.kind}"):
+        if fit := sums.solve(sums.blocks(partition)):
             yield from _of_blocks(sums, partition, fit)
             break
     by_sample = Partition("sample", tuple(range(len(sums.samples))))
     yield from _means(sums, by_sample)
-    if fit := sums.solve(sums.rows, "a weight of each sample"):
+    if fit := sums.solve(sums.rows):
         yield from _of_samples(sums, fit)
 
 
@@ -167,7 +165,7 @@ def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
         weights = torch.tensor([sum(counts) / own[label] for label in partition.labels], dtype=torch.float64)
         predicted = weights @ sums.rows
         times = float(sums.actual @ predicted) / float(predicted @ predicted)
-        if not times or not (fit := sums.fit(times * predicted, [], f"means of {what} of each {partition.kind}")):
+        if not times or not (fit := sums.fit(times * predicted, [])):
             continue
         view, shown = sums.view, listed((f"{each:g}" for each in own.values()), LISTED)
         added = times * blocks
@@ -238,26 +236,22 @@ def _unreduced(weights: dict[object, float]) -> str:
 def _of_samples(sums: _Sums, fit: Fit) -> Iterator[Formula]:
     """Each sample has a weight of its own: some count several times, or not at all."""
     samples, near, weights = sums.samples, 100 * sums.view.near, fit.solved
-    size = max(map(abs, weights))
+    size, once = max(map(abs, weights)), median(weights)
     if max(weights) - min(weights) <= near * size:
         return
     table = _table(samples, weights, None)
     shown = "gradient = sum over the samples of a weight x their part of the reference's"
-    for once in sorted({value for value in weights if value > near * size}):
-        times = [round(weight / once) for weight in weights]
-        is_sum = max(times) <= MORE and min(times) >= 0 and 2 * times.count(1) >= len(times)
-        if is_sum and sums.fit(once * torch.tensor(times).double() @ sums.rows, []):
-            parts = []
-            for count in sorted({*times} - {1}):
-                which = [row for row, each in enumerate(times) if each == count]
-                places = {0: " (the step's first)", len(times) - 1: " (the step's last)"}
-                parts.append(f"{count} times {listed((samples.label(r) + places.get(r, '') for r in which), 8)}")
-            rest = "" if abs(once - 1) <= near else f"; the others {number(once)} times"
-            yield Formula("weights of samples", f"{'; '.join(parts)}{rest}", shown, fit, table)
-            return
-    unchanged = [samples.label(row) for row, weight in enumerate(weights) if abs(weight - 1) <= near * size]
+    times = [round(weight / once) if once > near * size else -1 for weight in weights]
+    if max(times) <= MORE and min(times) >= 0 and sums.fit(once * torch.tensor(times).double() @ sums.rows, []):
+        parts = []
+        for count in sorted({*times} - {1}):
+            which = [row for row, each in enumerate(times) if each == count]
+            places = {0: " (the step's first)", len(times) - 1: " (the step's last)"}
+            parts.append(f"{count} times {listed((samples.label(r) + places.get(r, '') for r in which), 8)}")
+        rest = "" if abs(once - 1) <= near else f"; the others {number(once)} times"
+        yield Formula("weights of samples", f"{'; '.join(parts)}{rest}", shown, fit, table)
+        return
     text = f"from {min(weights):.4g} to {max(weights):.4g} times the reference's"
-    text += f"; {len(unchanged)} of {len(weights)} count as there: {listed(unchanged, 8)}" * bool(unchanged)
     yield Formula("size of each sample's part", text, shown, fit, table)
 
 
@@ -266,8 +260,6 @@ def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
     view, samples = sums.view, sums.samples
     stated = [capture.shown(view.step).get("max_grad_norm") for capture in view.pair.captures]
     limits = {float(each) for each in stated if each}
-    # Gradients are written before the last clipping, if there is one at the end.
-    rest = "" if view.pair.actual.tensors(f"step{view.step}/clipped") else " but the last"
     if any(name in samples.indexed for name in samples.names):
         return  # norms are of whole gradients
     parts = sums.blocks(partition)
@@ -281,11 +273,11 @@ def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
             own = len(parts) * part
             mean += own * min(1.0, limit / (float(own.norm()) + 1e-6)) / len(parts)
         for predicted, text in (
-            (last, f"after each {partition.kind}{rest}"),
+            (last, f"after each {partition.kind}"),  # written before the last clipping, at the step's end
             (total, f"after each {partition.kind}"),
             (mean, f"of each {partition.kind} before the reduction"),
         ):
-            if fit := sums.fit(predicted, [], "a clip of each block"):
+            if fit := sums.fit(predicted, []):
                 yield Formula(
                     "clip of each block", f"to a norm of {limit:g} {text}", f"the norm is clipped {text}", fit
                 )
@@ -361,8 +353,6 @@ def _partitions(view: View, samples: Samples) -> Iterator[Partition]:
     both = [*zip(rank, micro, strict=True)]
     if len({*rank}) > 1 and len({*micro}) > 1:
         yield Partition("rank's micro-batch", tuple(both))
-    if len({*samples.parts}) > 1 and len({*both}) > 1:
-        yield Partition("rank's micro-batch", tuple(zip(rank, micro, samples.parts, strict=True)))
 
 
 def disagreements(pair: Pair, step: int) -> list[str]:

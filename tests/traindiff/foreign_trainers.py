@@ -66,38 +66,28 @@ def loop(model, optimizer, batches, clip=clip_grad_norm_, backward=lambda loss: 
         optimizer.zero_grad()
 
 
-def plain(folder):
-    model = Model()
+def plain(folder, dtype=torch.float64):
+    model = Model().to(dtype)
     with dump(model, folder, STEPS):
         loop(model, adamw(model), DataLoader(Data(), BATCH))
 
 
 def plain32(folder):
-    model = Model().float()
-    with dump(model, folder, STEPS):
-        loop(model, adamw(model), DataLoader(Data(), BATCH))
+    plain(folder, torch.float32)
 
 
-def ddp(folder):
+def ddp(folder, make_optimizer=adamw):
     model = Model()
     with dump(model, folder, STEPS):
-        loop(
-            torch.compile(nn.parallel.DistributedDataParallel(model), backend="eager"),
-            adamw(model),
-            loader(BATCH // WORLD),
-        )
+        wrapped = torch.compile(nn.parallel.DistributedDataParallel(model), backend="eager")
+        loop(wrapped, make_optimizer(model), loader(BATCH // WORLD))
 
 
-def wrapped(folder):
+def sharded_optimizer(folder):
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    model = nn.parallel.DistributedDataParallel(Model())
-    with dump(model, folder, STEPS):
-        loop(
-            model,
-            ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=RATE, weight_decay=0.1),
-            loader(BATCH // WORLD),
-        )
+    settings = {"lr": RATE, "weight_decay": 0.1}
+    ddp(folder, lambda model: ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **settings))
 
 
 def fsdp2(folder):
@@ -209,7 +199,7 @@ def deepspeed(folder, stage):
 if __name__ == "__main__":
     for trainer in sys.argv[2:]:
         folder = f"{sys.argv[1]}/{trainer}"
-        if trainer in ("ddp", "wrapped", "fsdp1", "fsdp2") and not dist.is_initialized():
+        if trainer in ("ddp", "sharded_optimizer", "fsdp1", "fsdp2") and not dist.is_initialized():
             dist.init_process_group("gloo")
         if trainer.startswith("zero"):
             deepspeed(folder, int(trainer.removeprefix("zero")))

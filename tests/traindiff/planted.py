@@ -26,22 +26,6 @@ TARGETS = torch.tensor([1, 2, 3, 4, 2, 1, 5, 3] * STEPS)
 """Numbers of the targets that samples stand for, where a loss is a mean over targets."""
 
 
-class Head(nn.Module):
-    """A head tied to the embedding, whose module has all parameters but is never called itself."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.ModuleDict({"up": nn.Linear(4, 3), "norm": nn.LayerNorm(3)})
-        self.head = nn.Linear(4, 3)
-        self.head.weight = self.body["up"].weight
-        self.head.bias = self.body["up"].bias
-        self.double()
-
-    def forward(self, x):
-        return self.body["norm"](self.head(x))
-
-
 class Shifted(nn.Module):
     """A loss does not depend on its shift, whose gradients are nothing but rounding; as a key's bias in attention."""
 
@@ -60,24 +44,11 @@ def model(kind=None):
         return model().to(getattr(torch, kind))
     if kind == "shifted":
         return Shifted()
-    return Head() if kind == "tied" else nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 
 
 def adamw(parameters, **settings):
     return torch.optim.AdamW(parameters, **{"lr": RATE, "weight_decay": 0.1} | settings)
-
-
-class Buffered(torch.optim.Optimizer):
-    """SGD with momentum, whose buffer has the rate in it: the same updates."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, {"lr": 0.1})
-
-    @torch.no_grad()
-    def step(self):
-        for p in self.param_groups[0]["params"]:
-            moved = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
-            p.sub_(moved.mul_(0.9).add_(p.grad, alpha=0.1))
 
 
 def slowly(parameters):
@@ -95,7 +66,7 @@ def rows(step, rank=RANK, world=WORLD, micro=0, micros=1):
     return slice(start, start + size)
 
 
-def train(folder, own=None, optimizer=adamw, clip=clip_grad_norm_, limit=CLIP, micros=1, rate=None, **hooks):
+def train(folder, own=None, optimizer=adamw, clip=clip_grad_norm_, limit=None, micros=1, rate=None, **hooks):
     """Train and write a dump; ``hooks``: functions that are called instead of a step's usual ones."""
     own = own or model()
     optimizer = optimizer(own.parameters())
@@ -110,7 +81,7 @@ def train(folder, own=None, optimizer=adamw, clip=clip_grad_norm_, limit=CLIP, m
             which = hooks.get("rows", rows)(step, micro=micro, micros=micros)
             x = hooks.get("prepare", torch.clone)(X[which]).to(next(own.parameters()).dtype)
             with torch.autocast("cpu", torch.bfloat16, hooks.get("autocast", False)):
-                losses = F.cross_entropy(wrapped(x), Y[which], reduction="none", **hooks.get("criterion", {}))
+                losses = F.cross_entropy(wrapped(x), Y[which], reduction="none")
             losses = losses / len(x) / micros
             if "weigh" in hooks:
                 losses = hooks["weigh"](losses, which)
@@ -121,7 +92,7 @@ def train(folder, own=None, optimizer=adamw, clip=clip_grad_norm_, limit=CLIP, m
             (losses.sum() * hooks.get("times", 1)).backward()
             if "each_micro" in hooks:
                 hooks["each_micro"](own)
-        if clip:
+        if limit:
             clip(own.parameters(), limit)
         if "report" in hooks:
             dumped.note(loss=hooks["report"](float(losses.detach().sum()), micros))
@@ -182,11 +153,6 @@ def doubled(own):
     own[2].weight.grad *= 2
 
 
-def in_bfloat16(own):
-    for p in own.parameters():
-        p.grad = p.grad.bfloat16().to(p.dtype)
-
-
 def times(*weights):
     return lambda losses, which: losses * torch.tensor(weights)
 
@@ -245,67 +211,90 @@ def cleared(wrapped, micro):
     wrapped.zero_grad()
 
 
+def against(reference, says=None):
+    """What a training is compared with, and what is said of it; None: nothing differs."""
+    return {"reference": reference, "says": says}
+
+
 def off_by_one(step, micro=0, micros=1, **_):
     return rows(step + (micro == micros - 1 and step == 1), micro=micro, micros=micros)
 
 
 ONE = {
-    "reference": {"samples": True},
-    "plain": {"clip": None, "samples": True},
-    "over targets": {"clip": None, "samples": "targets", "weigh": by_targets},
-    "mean of the samples' means": {"clip": None},
-    "over targets of micro-batches": {"clip": None, "micros": 2, "weigh": by_targets},
-    "uneven micro-batches": {"clip": None, "micros": 2, "rows": uneven},
-    "uneven micro-batches not divided": {"clip": None, "micros": 2, "rows": uneven, "times": 2},
-    "only the last micro-batch": {"micros": 2, "clip": None, "after_forward": cleared},
-    "the last sample dropped": {"clip": None, "weigh": times(1, 1, 1, 1, 1, 1, 1, 0)},
-    "the first sample twice": {"clip": None, "weigh": times(*[0.9 * n for n in (2, 1, 1, 1, 1, 1, 1, 0)])},
-    "weights of samples": {"clip": None, "weigh": times(*[0.5, 2, 1.25, 1, 0.3, 0.7, 3, 0.1])},
-    "smoothed": {"clip": None, "criterion": {"label_smoothing": 0.1}},
-    "one layer's gradient doubled": {"clip": None, "each_micro": doubled},
-    "gradients in bfloat16": {"clip": None, "each_micro": in_bfloat16},
-    "clips by the norm of a part": {"clip": norm_of_a_part},
-    "sgd": {"optimizer": sgd, "clip": None},
-    "warm-up": {"rate": lambda step: step * RATE, "clip": None},
-    "warm-up from 1": {"rate": lambda step: (step + 1) * RATE, "clip": None},
-    "tied": {"own": "tied", "clip": None},
-    "float32": {"own": "float32", "clip": None},
-    "float32, slowly": {"own": "float32", "optimizer": slowly, "clip": None},
-    "bfloat16, slowly": {"own": "bfloat16", "optimizer": slowly, "clip": None},
-    "autocast": {"own": "float32", "clip": None, "autocast": True},
-    "autocast at another rate": {
-        "own": "float32",
-        "optimizer": lambda p: adamw(p, lr=1.1 * RATE),
-        "clip": None,
-        "autocast": True,
-    },
-    "clipped by hand": {"clip": by_hand},
-    "clipped by hand at half the norm": {"clip": by_hand, "limit": CLIP / 2},
-    "clips at another norm": {"limit": CLIP / 2},
-    "sgd in place of adamw": {"optimizer": lambda p: sgd(p, weight_decay=0.0), "clip": None},
-    "keeps the rate in the buffer": {"optimizer": Buffered, "clip": None},
-    "momentum": {"optimizer": lambda p: sgd(p, momentum=0.9), "clip": None},
-    "amsgrad": {"optimizer": lambda p: adamw(p, amsgrad=True), "clip": None},
-    "clips later by PyTorch": {"limit": 0.33},
-    "sgd clips later by PyTorch": {"optimizer": sgd, "limit": 0.33},
-    "gradients not cleared": {"clip": None, "cleared": False},
-    "each micro-batch clips": {"micros": 2, "each_micro": lambda own: clip_grad_norm_(own.parameters(), CLIP)},
-    "biases left out": {"optimizer": without_biases, "clip": None},
-    "micro-batches not divided": {"micros": 2, "times": 2, "clip": None},
-    "decay of biases left out": {
-        "optimizer": lambda p: adamw([{"params": (p := [*p])[::2]}, {"params": p[1::2], "weight_decay": 0.0}]),
-        "clip": None,
-    },
-    "betas": {"optimizer": lambda p: adamw(p, betas=(0.9, 0.95)), "clip": None},
-    "eps": {"optimizer": lambda p: adamw(p, eps=1e-3), "clip": None},
-    "decay in the gradient": {"optimizer": lambda p: torch.optim.Adam(p, RATE, weight_decay=0.1), "clip": None},
-    "samples of the next step": {"rows": off_by_one, "clip": None},
+    "reference": {"samples": True, "limit": CLIP},
+    "over targets": {"samples": "targets", "weigh": by_targets},
+    "sgd": {"optimizer": sgd},
+    "warm-up from 1": {"rate": lambda step: (step + 1) * RATE},
+    "float32": {"own": "float32"},
+    "float32, slowly": {"own": "float32", "optimizer": slowly},
     "shifted": {"own": "shifted", "limit": math.inf},
-    "shifted, in micro-batches": {"own": "shifted", "micros": 4, "limit": math.inf},
-    "shifted, micro-batches not divided": {"own": "shifted", "micros": 2, "times": 2, "clip": None},
-    "some prepared otherwise": {"prepare": lambda x: torch.cat([x[:2], 1.1 * x[2:]]), "clip": None},
-    "decay by hand": {"optimizer": lambda p: adamw(p, weight_decay=0.0), "clip": decay_by_hand},
-    "weights moved between steps": {"before_forward": moved, "clip": None},
+    "plain": {"samples": True} | against("reference", "optimizer state; no clipping"),
+    "over targets of micro-batches": {"micros": 2, "weigh": by_targets}
+    | against("over targets", "gradient; means of blocks: the mean of the micro-batches' means, not of all targets"),
+    "mean of the samples' means": against(
+        "over targets", "gradient; means of blocks: the mean of the samples' means, not of all targets"
+    ),
+    "uneven micro-batches not divided": {"micros": 2, "rows": uneven, "times": 2}
+    | against("plain", "gradient; means of blocks: all of 2 micro-batches' means are added"),
+    "only the last micro-batch": {"micros": 2, "after_forward": cleared}
+    | against("plain", "gradient; lost blocks: of 2 micro-batches only this one counts: 1 (1 times)"),
+    "the first sample twice": {"weigh": times(*[0.9 * n for n in (2, 1, 1, 1, 1, 1, 1, 0)])}
+    | against(
+        "plain",
+        "gradient; weights of samples: 0 times # (the step's last); 2 times # (the step's first); the others 0.9 times",
+    ),
+    "weights of samples": {"weigh": times(*[0.5, 2, 1.25, 1, 0.3, 0.7, 3, 0.1])}
+    | against("plain", "gradient; size of each sample's part: from 0.1 to 3 times the reference's"),
+    "one layer's gradient doubled": {"each_micro": doubled} | against("plain", "gradient; a factor of 2 (2.weight)"),
+    "clips by the norm of a part": {"clip": norm_of_a_part, "limit": CLIP}
+    | against("reference", "clipped gradient; norm of some: all parameters but 0.weight"),
+    "clipped by hand": {"clip": by_hand, "limit": CLIP} | against("reference"),
+    "clipped by hand at half the norm": {"clip": by_hand, "limit": CLIP / 2}
+    | against("reference", "gradient; a factor of 0.152374, to a norm of 0.1"),
+    "clips at another norm": {"limit": CLIP / 2}
+    | against("reference", "clipped gradient; clip: to a norm of 0.1, 0.5 times the reference's"),
+    "clips later by PyTorch": {"limit": 0.33} | against("plain", "optimizer state; clip: to a norm of 0.33"),
+    "sgd clips later by PyTorch": {"optimizer": sgd, "limit": 0.33} | against("sgd", "update; clip: to a norm of 0.33"),
+    "each micro-batch clips": {
+        "micros": 2,
+        "each_micro": lambda own: clip_grad_norm_(own.parameters(), CLIP),
+        "limit": CLIP,
+    }
+    | against("reference", "gradient; clip of each block: to a norm of 0.2 after each micro-batch"),
+    "gradients not cleared": {"cleared": False}
+    | against("plain", "gradient; previous gradient: 1 times that of step 0 is added"),
+    "sgd in place of adamw": {"optimizer": lambda p: sgd(p, weight_decay=0.0)}
+    | against("plain", "update; settings: lr 0.1, not 0.01; optimizer SGD, not AdamW; weight_decay 0, not 0.1"),
+    "amsgrad": {"optimizer": lambda p: adamw(p, amsgrad=True)}
+    | against("plain", "optimizer state; settings: amsgrad True, not False"),
+    "betas": {"optimizer": lambda p: adamw(p, betas=(0.9, 0.95))}
+    | against("plain", "optimizer state; settings: beta2 0.95, not 0.999"),
+    "decay in the gradient": {"optimizer": lambda p: torch.optim.Adam(p, RATE, weight_decay=0.1)}
+    | against("plain", "optimizer state; decay: of the gradient (Adam), not of the update (AdamW)"),
+    "decay of biases left out": {
+        "optimizer": lambda p: adamw([{"params": (p := [*p])[::2]}, {"params": p[1::2], "weight_decay": 0.0}])
+    }
+    | against("plain", "update; decay: 0, not 0.1 (0.bias, 2.bias)"),
+    "decay by hand": {"optimizer": lambda p: adamw(p, weight_decay=0.0), "clip": decay_by_hand, "limit": CLIP}
+    | against("plain"),
+    "biases left out": {"optimizer": without_biases}
+    | against("plain", "optimizer state; in no optimizer that took a step: 0.bias, 2.bias"),
+    "warm-up": {"rate": lambda step: step * RATE} | against("warm-up from 1", "update; rate: it is 0 in this step"),
+    "samples of the next step": {"rows": off_by_one} | against("plain", "samples; other samples: those of step 2"),
+    "some prepared otherwise": {"prepare": lambda x: torch.cat([x[:2], 1.1 * x[2:]])}
+    | against("plain", "samples; other inputs: not read: "),
+    "autocast": {"own": "float32", "autocast": True} | against("float32"),
+    "bfloat16, slowly": {"own": "bfloat16", "optimizer": slowly}
+    | against("float32, slowly", "update; cast: weights are kept in bfloat16"),
+    "shifted, in micro-batches": {"own": "shifted", "micros": 4, "limit": math.inf} | against("shifted"),
+    "weights moved between steps": {"before_forward": moved} | against("plain", "weights before it; "),
+}
+"""A training on one device, and what it is compared with: the first stage that differs, and its cause."""
+RESUMED = {
+    "resumed without the count": against("resumed", "update; the optimizer's count of steps: 0, not 2"),
+    "resumed without moments": against(
+        "resumed", "optimizer state; moments lost: they begin with this step's gradient"
+    ),
 }
 
 
@@ -318,22 +307,24 @@ def never(wrapped, micro):
     wrapped.require_backward_grad_sync = False
 
 
+DDP = {"wrap": DistributedDataParallel}
 RANKS = {
-    "right": {"wrap": DistributedDataParallel},
-    "right with two micro-batches": {"wrap": DistributedDataParallel, "micros": 2},
-    "never reduced": {"wrap": DistributedDataParallel, "before_forward": never},
-    "only the first rank's loss": {"wrap": DistributedDataParallel, "times": 1 - RANK},
-    "more samples": {"wrap": DistributedDataParallel, "rows": lambda step, **_: rows((step + RANK) % STEPS, world=1)},
-    "last micro-batch not reduced": {"wrap": DistributedDataParallel, "micros": 2, "after_forward": after_forward},
-    "reduced in the optimizer": {"optimizer": lambda p: Reducing(p, RATE, weight_decay=0.1), "clip": None},
-    "last micro-batch's loss reported": {
-        "wrap": DistributedDataParallel,
-        "micros": 2,
-        "report": lambda loss, micros: loss * micros,
-    },
-    "each rank clips": {"clip": each_rank},
-    "the same samples": {"wrap": DistributedDataParallel, "rows": lambda step, **_: rows(step, rank=0)},
+    "right with two micro-batches": {**DDP, "micros": 2} | against("plain"),
+    "reduced in the optimizer": {"optimizer": lambda p: Reducing(p, RATE, weight_decay=0.1)} | against("plain"),
+    "never reduced": {**DDP, "before_forward": never}
+    | against("plain", "gradient; not reduced: only rank 0 of 2 counts, 2 times"),
+    "last micro-batch not reduced": {**DDP, "micros": 2, "after_forward": after_forward}
+    | against("plain", "gradient; not reduced: micro-batch 1 of 2"),
+    "only the first rank's loss": {**DDP, "times": 1 - RANK}
+    | against("plain", "gradient; lost blocks: of 2 ranks only this one counts: 0 (1 times)"),
+    "each rank clips": {"clip": each_rank, "limit": CLIP}
+    | against("reference", "gradient; clip of each block: to a norm of 0.2 of each rank before the reduction"),
+    "the same samples": {**DDP, "rows": lambda step, **_: rows(step, rank=0)}
+    | against("plain", "samples; other samples: ranks 0-1 read the same ones; not read: "),
+    "last micro-batch's loss reported": {**DDP, "micros": 2, "report": lambda loss, micros: loss * micros}
+    | against("plain", "reported loss; the report alone: gradients and updates, where they are compared, are equal"),
 }
+"""The same on two ranks."""
 
 
 def main(folder):
@@ -341,7 +332,7 @@ def main(folder):
     if WORLD > 1:
         dist.init_process_group("gloo")
     for name, options in (RANKS if WORLD > 1 else ONE).items():
-        options = dict(options)
+        options = {key: value for key, value in options.items() if key not in against("")}
         if "own" in options:
             options["own"] = model(options["own"])
         train(Path(folder) / name, **options)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from traindiff import comparison, diagnosis, outputs, page, sample_weights
+from traindiff import diagnosis, outputs, page
 from traindiff.capture_files import Capture, rank_file
 from traindiff.pair import Pair
 
@@ -59,7 +59,7 @@ def differs(tmp_path, ranks, mesh, single=None, **options):
     return {row.name: row.differs for row in outputs.rows(pair, 0)}.get("up/0")
 
 
-@pytest.mark.parametrize("wrong", [None, 7.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("wrong", [None, 7.0, float("nan")])
 def test_parts_of_sequences_that_a_data_parallel_rank_pads_to_a_shorter_length(tmp_path, wrong):
     def of_rank(dp, cp):
         length = (8, 4)[dp]
@@ -116,32 +116,6 @@ def test_ranks_without_the_first_position_have_no_class_token(tmp_path):
     assert differs(tmp_path, ranks, {"cp": 2}, [([0], 8, {"up/0": values})], has_first_position=True) is False
 
 
-def test_the_same_loss_that_is_not_finite_is_equal(tmp_path):
-    captures = [Capture(tmp_path), Capture(tmp_path)]
-    losses = [float("inf"), float("nan"), 1.0]
-    for capture in captures:
-        capture.about = {"dtype": "float64", "steps": [{"loss": loss} for loss in losses]}
-    captures[0].about["steps"][2] = {"loss": float("nan")}
-    rows = [[*comparison.STAGES["loss"](Pair(*captures), step)] for step in (0, 1, 2)]
-    assert [row.differs for found in rows for row in found] == [False, False, True]
-
-
-def test_ranks_with_the_same_values_that_are_not_finite_do_not_disagree():
-    assert sample_weights._same((float("inf"), float("nan")), [float("inf"), float("nan")])
-    assert not sample_weights._same((1.0, 1.0), [float("inf"), 1.0])
-    assert not sample_weights._same((1.0, float("nan")), [1.0, 1.0])
-
-
-def found_in_outputs(tmp_path, outputs, expected):
-    """The diagnosis of ranks that return these outputs of `up` for their samples, where one device returns others."""
-    samples = [[2 * rank, 2 * rank + 1] for rank in range(len(outputs))]
-    single = [([*range(2 * len(outputs))], 9, {"up/0": expected})]
-    reference = write(tmp_path / "single", [({}, 0, single)], {})
-    save_file({"up.bias": BIAS}, tmp_path / "single/initial.safetensors")
-    ranks = [({"dp": n}, 0, [(samples[n], 9, {"up/0": value})]) for n, value in enumerate(outputs)]
-    return diagnosis.diagnose(Pair(write(tmp_path / "other", ranks, {"dp": len(outputs)}), reference))
-
-
 BIAS = torch.tensor([0.5, -1.0, 2.0]).double()
 ROWS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
 
@@ -150,13 +124,14 @@ ROWS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
     ("second", "cause"),
     [
         (ROWS[2:] + BIAS, "bias: 1 times up.bias is added"),
-        (ROWS[2:] - BIAS, "bias: -1 times up.bias is added"),
         (ROWS[2:] * 1.5 - 0.3 * ROWS[2:].flip(1), None),
-        (ROWS[2:] + 0.1 * torch.tensor([[1.0, 2, 3], [3, -2, 1]]), None),
-        (ROWS[:2], None),
     ],
 )
 def test_what_only_the_second_rank_returns_wrong_is_explained_by_its_own_rows(tmp_path, second, cause):
-    found = found_in_outputs(tmp_path, [ROWS[:2], second], ROWS)
+    reference = write(tmp_path / "single", [({}, 0, [([0, 1, 2, 3], 9, {"up/0": ROWS})])], {})
+    save_file({"up.bias": BIAS}, tmp_path / "single/initial.safetensors")
+    outputs = [([0, 1], 9, {"up/0": ROWS[:2]}), ([2, 3], 9, {"up/0": second})]
+    ranks = [({"dp": rank}, 0, [output]) for rank, output in enumerate(outputs)]
+    found = diagnosis.diagnose(Pair(write(tmp_path / "other", ranks, {"dp": 2}), reference))
     assert [each.name for each in found.causes] == ([cause] if cause else [])
     assert "Of 2 ranks, only these differ: 1." in page.markdown(found, "")

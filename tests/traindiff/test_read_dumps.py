@@ -1,16 +1,12 @@
 """traindiff on dumps of other trainers: names, shards, steps and dtypes."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from tiny_dumps import DOWN, GRADIENTS, TENSORS, UP, dump, times
 
-from traindiff import command_line, read_dumps
+from traindiff import command_line
 
 START = {"initial": TENSORS}
-STATE = {"up.weight//exp_avg": UP}
-CLIPPED = {"gradients-0": TENSORS, "clipped-0": times(0.1)}
 LOW = {name: value.bfloat16() for name, value in TENSORS.items()}
 STEPS = {f"gradients-{step}": TENSORS for step in range(4)}
 HALF = UP.clone()
@@ -26,10 +22,6 @@ SHARDS = {
 WRAPPED = {f"_orig_mod.{name}": value for name, value in (TENSORS | {"norm": torch.ones(3)}).items()}
 RULES = ["--rename", r"^module\.(?=\w)=", "--rename", r"\.linear=", "--merge", r"up\..*=0", "--merge", "down.*=1"]
 COUNT = torch.arange(24.0)
-NEXT = [
-    {"initial": {"x": torch.full((4,), 100.0)}, "weights": {"x": torch.nextafter(torch.full((4,), 99.999), to)}}
-    for to in (torch.tensor(0.0), torch.tensor(200.0))
-]
 
 
 def with_buffers(calls):
@@ -38,7 +30,6 @@ def with_buffers(calls):
 
 
 SAME = {
-    "two steps": ({"gradients-0": TENSORS, "gradients-1": times(2)}, {"gradients-0": TENSORS, "gradients-1": times(2)}),
     "steps that only one has": ({name: STEPS[name] for name in ("gradients-0", "gradients-1")}, STEPS),
     "shards, joined in the order of the ranks": (SHARDS, {"gradients-0": WRAPPED}, *RULES),
     "rank 10 after rank 9": (
@@ -47,7 +38,6 @@ SAME = {
         *("--merge", "x=0"),
     ),
     "tensors left out": ({"gradients": TENSORS | {"qkv": torch.ones(2)}}, GRADIENTS, "--skip", "qkv.*"),
-    "an update of large weights, as precise as they are": NEXT,
     "bf16": ({"gradients": LOW}, GRADIENTS),
     "float32 files of a training in bf16": (
         {"gradients": {name: value.float() for name, value in LOW.items()}},
@@ -55,11 +45,8 @@ SAME = {
         *("--dtype", "bfloat16"),
     ),
     "initial weights alone": (START, START),
-    "empty tensors": ({f"gradients.rank{n}": {"x": UP[:0]} for n in (0, 1)}, {"gradients": {"x": UP[:0]}}),
-    "names that are wrapped in part": ({"gradients": {"module.up": UP, "down": DOWN}},) * 2,
 }
 NOTES = {
-    "two steps": ["| gradient | 2 | 0.0e+00 |", "**Nothing differs in steps 0-1.**"],
     "steps that only one has": ["Steps 2-3 are only in `", "**Nothing differs in steps 0-1.**"],
     "shards, joined in the order of the ranks": ["| 0 | gradient | 3 | 0.0e+00 |"],
     "bf16": ["The gradients are BF16 against F32: the coarser dtype of a tensor sets its limit."],
@@ -87,39 +74,9 @@ DIFFERENT = {
         "update (2 of 2, first down.weight); causes that fit equally: updates times 2, or decay: 0.25 times the "
         "weights of all parameters.**",
     ),
-    "weights without those before": (
-        ({"weights-3": times(1.1)}, {"weights-3": TENSORS}),
-        "First difference: step 3, weights (2 of 2",
-    ),
-    "initial weights": (({"initial": times(2)}, START), "First difference: step 0, initial weights (2 of 2"),
-    "bf16": (({"gradients": times(2, LOW)}, GRADIENTS), "; cause: a factor of 2.**"),
     "one tensor in bf16 loosens no other": (
         ({"gradients": times(1.01)}, {"gradients": TENSORS | {"down.weight": LOW["down.weight"]}}),
         "gradient (1 of 2, first up.weight)",
-    ),
-    "float32 files of a training in bf16, without --dtype": (
-        ({"gradients": {name: value.float() for name, value in LOW.items()}}, GRADIENTS),
-        "gradient (2 of 2",
-    ),
-    "a reference of zeros has no factor": (
-        (GRADIENTS, {"gradients": TENSORS | {"up.weight": 0 * UP}}),
-        "- 0 in the reference: up.weight.",
-    ),
-    "an optimizer's state": (
-        (CLIPPED | {"optimizer-0": times(0.5, STATE)}, CLIPPED | {"optimizer-0": STATE}),
-        "First difference: step 0, optimizer state (up.weight//exp_avg)",
-    ),
-    "no clipping": (
-        (CLIPPED | {"clipped-0": TENSORS}, CLIPPED),
-        "clipped gradient (2 of 2, first down.weight); cause: no clipping.**",
-    ),
-    "clipped gradients alone": (
-        ({"clipped-0": times(2)}, {"clipped-0": TENSORS}),
-        "clipped gradient (2 of 2, first down.weight); cause: a factor of 2.**",
-    ),
-    "a state that weights do not explain": (
-        [START | {"optimizer": STATE | {"up.weight//row": row}} for row in (UP[0].clone(), DOWN[0].clone())],
-        "optimizer state (1 of 2, first up.weight//row)",
     ),
     "an imaginary part": (
         [{"gradients": {"x": torch.complex(UP, sign * DOWN)}} for sign in (1, -1)],
@@ -143,7 +100,7 @@ def test_what_differs(compare, case):
     assert (status, words in page) == (1, True), page
 
 
-@pytest.mark.parametrize("value", [1.01, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [1.01, float("nan")])
 def test_a_twin_tells_rounding_from_a_mistake_if_it_is_finite(compare, tmp_path, value):
     twin = dump(tmp_path / "twin", {"gradients": times(value)})
     status, page = compare({"gradients": times(1.05)}, GRADIENTS, "--twin", twin)
@@ -156,7 +113,6 @@ def test_a_twin_tells_rounding_from_a_mistake_if_it_is_finite(compare, tmp_path,
     ("value", "sides", "says"),
     [
         ("nan", (0,), "has values that are not a number: 1 of 32, in this training."),
-        ("nan", (1,), "has values that are not a number: 1 of 32, in the reference."),
         ("inf", (0, 1), "has 1 values that are infinite, or not a number, in both."),
     ],
 )
@@ -173,22 +129,6 @@ def test_the_step_in_the_name_of_a_single_file(tmp_path, capsys):
     assert "Nothing differs in step 3." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("gradients-0", "step0/gradients"),
-        ("run-3/gradients-2", "step2/gradients"),
-        ("gradients-1.pp0.tp1", "step1/gradients"),
-        ("weights", "step0/weights"),
-        ("initial.tp0", "initial"),
-    ],
-)
-def test_names_of_files(path, name):
-    assert read_dumps._file(Path(f"{path}.safetensors")) == name
-
-
-@pytest.mark.parametrize("prefix", ["module.", "module.module.", "_orig_mod.module.", "module._orig_mod."])
-def test_the_prefix_of_ddp_is_removed(compare, prefix):
-    wrapped = {"gradients-0": {f"{prefix}{name}": value for name, value in TENSORS.items()}}
-    assert compare(wrapped, {"gradients-0": TENSORS})[0] == 0
+def test_the_prefix_of_ddp_is_removed(compare):
+    wrapped = {"gradients-0": {f"module._orig_mod.module.{name}": value for name, value in TENSORS.items()}}
     assert compare(wrapped, {"gradients-0": {"up.weight": UP}}, "--skip", "down.*")[0] == 0

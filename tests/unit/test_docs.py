@@ -1,16 +1,12 @@
 """Documents: each strategy has a page with figures, and every link and path exists."""
 
 import re
-import sys
 
 import pytest
 
 import docs
 from helpers.common import ROOT
 from shardlab.settings import load, resolve
-
-sys.path.append(str(ROOT / "docs"))
-import collectives
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ["scripts", "config", "tests", "docs", "workflow", "envs"]
@@ -30,7 +26,9 @@ def test_each_strategy_has_one_page():
 def test_links_lead_somewhere(path):
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
         assert link.startswith("https://") or (path.parent / link).exists(), link
-    for name, test in re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+\.\w+)(?:::(\w+)(?:\[.+?\])?)?`", path.read_text()):
+    for name, test in re.findall(
+        rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+\.\w+)(?:::(\w+)(?:\[.+?\])?)?`", path.read_text()
+    ):
         places = (ROOT / name, ROOT / "scripts/shardlab" / name)
         assert any(place.exists() for place in places) or "NAME" in name, name
         assert not test or f"def {test}(" in (ROOT / name).read_text(), f"{name}::{test}"
@@ -44,7 +42,3 @@ def test_numbers_of_runs_in_running_text_are_those_of_the_configuration():
     assert f"under {len(every)} parallel strategies" in readme
     matrix = f"{len(config.strategies)} strategies on up to {len(config.workloads)} workloads (a model and its data)"
     assert f"{matrix}, {runs} runs:" in readme
-
-
-def test_the_collectives_are_drawn_as_they_are_now():
-    assert collectives.PICTURE.read_text() == collectives.draw(), "python docs/collectives.py"
