@@ -6,7 +6,6 @@ from safetensors.torch import save_file
 
 from helpers.common import build, initial_weights, tiny_run
 from helpers.exported_adapters import distances
-from helpers.transformers_models import CONFIGS
 from shardlab import models
 from shardlab.errors import UserError
 
@@ -26,20 +25,10 @@ def test_adapters_that_do_not_fit(workload, adapter, words):
         build(tiny_run(workload, adapter=adapter))
 
 
-@pytest.mark.parametrize("library", [False, True])
-def test_a_model_begins_as_it_is_without_adapter(library, tmp_path):
+def test_a_model_begins_as_it_is_without_adapter():
     """The factors have their own stream, which goes on from layer to layer: no two begin alike."""
-    CONFIGS["llama"].save_pretrained(tmp_path)
-
-    def run_of(**recipe):
-        run = tiny_run("llama2", dtype="float64", **recipe)
-        args = {"vocab_size": run.model.args["vocab_size"]}
-        folder = {"folder": str(tmp_path), "pretrained": False, "tensor": {}, "blocks": [], "segments": 0, "args": args}
-        return run.model_copy(update={"model": run.model.model_copy(update=folder)}) if library else run
-
-    targets = ["model.layers.*.self_attn.*_proj", "lm_head"] if library else TARGETS
-    run = run_of(adapter={"rank": 2, "targets": targets})
-    plain, factors = initial_weights(run_of()), initial_weights(run)
+    run = tiny_run("llama2", dtype="float64", adapter={"rank": 2, "targets": TARGETS})
+    plain, factors = initial_weights(tiny_run("llama2", dtype="float64")), initial_weights(run)
     assert all(torch.equal(value, factors.pop(name)) for name, value in plain.items())
     assert {*factors} == {*models.trained_names(build(run))}
     drawn = [value for name, value in factors.items() if name.endswith("lora_A")]

@@ -9,7 +9,6 @@ from foreign_models import ENGINES, MODELS, Foreign, Layers
 from torch import nn
 
 from helpers.common import build, save_initial
-from shardlab import models
 from shardlab.errors import UserError
 from shardlab.models import contents
 from shardlab.models._chain import Chain, Segment
@@ -134,29 +133,6 @@ def test_what_trains_unequally_is_noted_with_the_key_that_helps(checked):
     assert checked("pooled_batch_norm", "single", "ddp", options=options, sync_batch_norm=True) == []
     more = {"sync_batch_norm": True, "gradient_accumulation_steps": 2}
     assert "of each micro-batch" in checked("pooled_batch_norm", "ddp", options=options, **more)[0]
-
-
-def test_the_key_for_unused_parameters_is_for_ddp_and_fsdp(checked):
-    options = {"find_unused_parameters": True}
-    with pytest.raises(UserError, match=r"never depends on \(pooler.bias, pooler.weight\); set find_unused_parameters"):
-        checked("pooled_batch_norm", "ddp")
-    assert checked("pooled_batch_norm", "ddp", options=options, sync_batch_norm=True) == []
-    assert checked("pooled_batch_norm", "zero1", sync_batch_norm=True) == []
-
-
-def test_a_look_leaves_no_trace(tmp_path, tiny_data):
-    run = foreign.run_of("pooled_batch_norm", "single")
-    model = build(run)
-    save_initial(run, tmp_path / "initial.safetensors")
-    materialize(model, tmp_path / "initial.safetensors", torch.device("cpu"))
-    before = {name: value.clone() for name, value in models.state(model).items()}
-    state = torch.random.get_rng_state()
-    task = tasks.load(run.task, tiny_data / foreign.DATA, torch.float32, torch.device("cpu"))
-    assert trial.find_properties(run, task, model) == {"unused": ["pooler.bias", "pooler.weight"]}
-    assert all(value.equal(before[name]) for name, value in models.state(model).items())
-    assert all(value.grad is None for value in model.parameters())
-    assert torch.random.get_rng_state().equal(state)
-    assert trial.unused_without_weights(run, task) == ["pooler.weight", "pooler.bias"]
 
 
 def test_a_job_gets_of_each_kind_of_strategy_one():

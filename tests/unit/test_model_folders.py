@@ -5,7 +5,6 @@ import math
 import re
 import sys
 import tempfile
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -94,10 +93,8 @@ def test_what_is_quantized_or_an_adapter_is_said_before_a_job_and_by_check_model
     assert new.folder == str(tmp_path)
 
 
-@pytest.mark.parametrize("pooled", [True, False])
-def test_a_classifier_without_a_head_gets_one_and_no_other_new_weight(tmp_path, capsys, pooled):
-    config = transformers_models.CONFIGS["vit"]
-    transformers.ViTModel(config, add_pooling_layer=pooled).save_pretrained(tmp_path)
+def test_a_classifier_without_a_head_gets_one_and_no_other_new_weight(tmp_path, capsys):
+    transformers.ViTModel(transformers_models.CONFIGS["vit"]).save_pretrained(tmp_path)
     _transformers.create("classification", str(tmp_path), {"classes": 5}, pretrained=True)
     assert "note: classifier.bias, classifier.weight of" in capsys.readouterr().out
     changes = {"classes": 5, "intermediate_size": 64, "num_hidden_layers": 1}
@@ -131,43 +128,28 @@ def test_what_the_library_reads_as_the_same_model_is_taken(tmp_path, capsys, kin
     assert "note:" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({}, None),
-        ({"lm_head.weight": None}, None),
-        ({"lm_head.weight": "shared.weight"}, "equals the embeddings, .*; remove lm_head.weight from the weights"),
-        ({"encoder.embed_tokens.weight": "lm_head.weight"}, "for each; remove encoder.embed_tokens.weight from"),
-    ],
-)
-def test_a_head_is_tied_where_the_library_ties_it(tmp_path, change, words):
+def test_a_head_is_tied_where_the_library_ties_it(tmp_path):
     CONFIG_MAPPING["mt5"]().save_pretrained(tmp_path)
     tiny_config.write(_transformers.configuration(tmp_path, {"tie_word_embeddings": False})[0], tmp_path)
-    model = _transformers.create("summarization", str(tmp_path), {}, pretrained=False)
-    torch.nn.init.ones_(model.lm_head.weight)
-    weights = models.state(model)
-    weights |= {name: weights[other].clone() for name, other in change.items() if other}
-    kept = {name: value for name, value in weights.items() if change.get(name, name)}
-    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    for pretrained in (False, True):
-        with pytest.raises(UserError, match=words) if pretrained and words else nullcontext():
-            model = _transformers.create("summarization", str(tmp_path), {}, pretrained=pretrained)
-            assert (model.lm_head.weight is model.shared.weight) == (change == {"lm_head.weight": None})
-    assert change or (model.lm_head.weight == 1).all(), "that of the file"
+    weights = models.state(_transformers.create("summarization", str(tmp_path), {}, pretrained=False))
+    head = weights.pop("lm_head.weight")
+
+    def read(more):
+        save_file(weights | more, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        return _transformers.create("summarization", str(tmp_path), {}, pretrained=True)
+
+    assert read({"lm_head.weight": head}).lm_head.weight.equal(head)
+    tied = read({})
+    assert tied.lm_head.weight is tied.shared.weight
+    with pytest.raises(UserError, match=r"equals the embeddings, .*; remove lm_head.weight from the weights"):
+        read({"lm_head.weight": weights["shared.weight"].clone()})
+    with pytest.raises(UserError, match=r"for each; remove encoder.embed_tokens.weight from"):
+        read({"lm_head.weight": head, "encoder.embed_tokens.weight": head.clone()})
 
 
-def test_only_what_the_library_ties_has_to_be_one(tmp_path):
-    config = tiny_config.tiny(CONFIG_MAPPING["t5gemma"]())  # two embeddings, of which one is the output layer
-    transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path)
-    model = _transformers.create("summarization", str(tmp_path), {}, pretrained=True)
-    assert model.get_output_embeddings().weight is model.get_decoder().get_input_embeddings().weight
-    assert model.get_output_embeddings().weight is not model.get_input_embeddings().weight
-
-
-@pytest.mark.parametrize(("kind", "refused"), [("mixtral", True), ("llama4_text", False)])
-def test_a_loss_of_the_router_is_refused_where_the_library_has_one(tmp_path, kind, refused):
-    tiny_config.write(CONFIG_MAPPING[kind](output_router_logits=True), tmp_path)
-    with pytest.raises(UserError, match="the router's auxiliary loss") if refused else nullcontext():
+def test_a_loss_of_the_router_is_refused(tmp_path):
+    tiny_config.write(CONFIG_MAPPING["mixtral"](output_router_logits=True), tmp_path)
+    with pytest.raises(UserError, match="the router's auxiliary loss"):
         _transformers.check("language_modelling", str(tmp_path), {})
 
 
@@ -183,25 +165,15 @@ def test_weights_in_several_files_are_taken_and_a_missing_one_is_named(tmp_path)
         create(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("named", "refused"),
-    [("BertForMaskedLM", 1), ("BertModel", 0), ("BertLMHeadModel", 0), ("FunnelBaseModel", 0), ("BertForOurTask", 0)],
-)
-def test_only_a_known_class_with_another_head_is_of_another_task(named, refused):
-    assert tiny_config.is_of_another_task(named, "BertLMHeadModel") == refused
-
-
 FAULTY = [
     ([1, 2], "/config.json is [1, 2], no object of JSON; name a folder written by save_pretrained."),
     ("{", "/config.json is damaged (the model's configuration is not JSON: "),
     (LLAMA | {"num_hidden_layers": "4"}, ": Field 'num_hidden_layers' expected int, got str (value: '4'); correct it"),
     (LLAMA | {"attention_dropout": 1.5}, "attention_dropout is 1.5; a probability is from 0 to 1"),
     (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers is 0; a model has at least one layer"),
-    (LLAMA | {"num_attention_heads": 0}, ": num_attention_heads cannot be 0; correct it"),
     (LLAMA | {"rope_scaling": {"rope_type": "yarnn", "factor": 2.0}}, ": rope_type cannot be 'yarnn'; correct its"),
     ({"model_type": "albert"}, "(AutoModelForCausalLM): the library has none of type albert; "),
     (LLAMA | {"architectures": ["LlamaForSequenceClassification"]}, "remove the key to have that proven"),
-    (LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_thetta": 5e5}}, "did you mean rope_theta?"),
     ({"model_type": "gemma3", "text_config": {"num_hiden_layers": 2}}, "; did you mean num_hidden_layers? Write that,"),
 ]
 """Contents of a config.json, and what is said of it."""
@@ -231,21 +203,6 @@ def test_a_config_that_describes_no_model_is_one_sentence(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("kind", "keys", "words"),
-    [
-        ("olmo3", {"num_key_value_heads": 3}, "(4) must match the size of tensor b (3)"),
-        ("longcat_flash", {}, None),  # which fake tensors do not run through
-    ],
-)
-def test_sizes_that_the_library_cannot_run_are_refused(tmp_path, kind, keys, words):
-    config = tiny_config.tiny(CONFIG_MAPPING[kind]())
-    vars(config).update(keys)
-    config.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=rf"^{tmp_path}: .*{re.escape(words)}") if words else nullcontext():
-        _transformers.check(tiny_config.task_of(config), str(tmp_path), {})
-
-
-@pytest.mark.parametrize(
     ("keys", "words"),
     [
         ({"torch_dtype": "bfloat16"}, "^torch_dtype under `model:` has no effect: weights "),
@@ -263,20 +220,13 @@ def test_keys_of_a_workload_that_fit_no_model_are_refused(tmp_path, keys, words)
 
 
 def test_a_key_of_a_workload_is_one_of_the_file(tmp_path):
-    """Also one of which the class computes others; one that it computes from others is refused."""
+    """Also one of which the class computes others."""
     CONFIG_MAPPING["qwen3_next"](num_hidden_layers=4).save_pretrained(tmp_path / "interval")
     keys = json.loads((tmp_path / "interval/config.json").read_text())
     del keys["layer_types"]
     (tmp_path / "interval/config.json").write_text(json.dumps(keys | {"full_attention_interval": 4}))
     config, unknown = _transformers.configuration(tmp_path / "interval", {"full_attention_interval": 2})
     assert (config.layer_types, unknown) == (["linear_attention", "full_attention"] * 2, {})
-    CONFIG_MAPPING["mimo_v2_flash"]().save_pretrained(tmp_path / "window")
-    keys = json.loads((tmp_path / "window/config.json").read_text())
-    (tmp_path / "window/config.json").write_text(json.dumps(keys | {"sliding_window_size": 128}))
-    with pytest.raises(
-        UserError, match="MiMoV2FlashConfig computes sliding_window from other keys, so it has no effect"
-    ):
-        _transformers.check("language_modelling", str(tmp_path / "window"), {"sliding_window": 24})
 
 
 def test_a_size_of_pictures_is_a_key_of_models_that_have_one(tmp_path):
@@ -285,14 +235,6 @@ def test_a_size_of_pictures_is_a_key_of_models_that_have_one(tmp_path):
     _transformers.check("classification", str(tmp_path / "resnet"), {"classes": 5, "image_size": 32})
     with pytest.raises(UserError, match="CLIPConfig takes no key image_size"):  # its parts have
         _transformers.check("classification", str(tmp_path / "clip"), {"classes": 5, "image_size": 32})
-
-
-def test_sizes_that_nobody_foresaw_are_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(tiny_config, "write", lambda *_: [][0])
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    monkeypatch.setattr(sys, "argv", ["check-model", str(tmp_path)])
-    with pytest.raises(UserError, match=r"cannot be proven at tiny sizes \(IndexError: list index out of range\)"):
-        check_model.main()
 
 
 @pytest.mark.parametrize(("task", "kept"), [("language_modelling", ""), ("instruction_tuning", "{}")])
@@ -328,33 +270,28 @@ def test_a_strategy_that_is_not_proven_equal_is_refused(tmp_path, monkeypatch, t
 
 
 def test_a_proof_holds_for_all_that_it_depends_on(tmp_path, monkeypatch):
-    def key(settings="fsdp", written=NOTHING, **replaced):
-        code = SimpleNamespace(sources={}, model=SimpleNamespace(sources={}))
+    def key(settings="ddp", written=NOTHING, **replaced):
         with monkeypatch.context() as patched:
-            for name, value in ({"tiny_run": lambda *_: code} | replaced).items():
+            for name, value in replaced.items():
                 patched.setattr(of_workload, name, value)
             return of_workload._key(tmp_path, "name", load.variant_of_strategy(settings), written)
 
-    (tmp_path / "config.json").write_text("{}")
-    other = SimpleNamespace(__version__="other", proof_sources=lambda: {"a": "b"}, sources={}, model=None)
-    other.model = SimpleNamespace(sources={"a": "b"})
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    other = SimpleNamespace(__version__="other", proof_sources=lambda: {"a": "b"})
     keys = [key(**{name: other}) for name in ("torch", "transformers", "code_fingerprint")]
-    keys += [key(), key("ddp"), key(written=Written(["a"], {})), key(tiny_run=lambda *_: other)]
-    (tmp_path / "config.json").write_text('{"a": 1}')
-    assert len({*keys, key()}) == 8
+    keys += [key(), key("fsdp"), key(written=Written(["a"], {}))]
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 3}))
+    assert len({*keys, key()}) == 7
 
 
-@pytest.mark.parametrize("name", ["zero2", "trainer_hf"])
-def test_a_strategy_that_cannot_be_proven_is_said_first(monkeypatch, name):
-    monkeypatch.setattr(sys, "argv", ["check-model", "hf:no/where", "--strategies", "ddp", name])
-    with pytest.raises(UserError, match=f"{name} is .*, and only PyTorch's"):
+def test_a_strategy_that_cannot_be_proven_is_said_first(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["check-model", "hf:no/where", "--strategies", "ddp", "zero2"])
+    with pytest.raises(UserError, match=r"zero2 is .*, and only PyTorch's"):
         check_model.main()
 
 
 PUBLISHED = [
     {"model_type": "gemma2", "sliding_window": 4096, "sliding_window_size": 4096, "cache_implementation": "hybrid"},
-    {"model_type": "gemma3_text", "sliding_window_pattern": 6, "sliding_window": 512, "rope_local_base_freq": 1e4},
-    {"model_type": "gpt_neox", "attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0},
     {"model_type": "gpt_oss", "experts_per_token": 4, "num_experts_per_tok": 4, "initial_context_length": 4096},
     {"model_type": "bart", "classif_dropout": 0.1, "classifier_dropout": 0.0, "normalize_embedding": True},
 ]
@@ -373,14 +310,9 @@ def test_keys_of_published_files_are_taken_also_as_the_library_writes_them(tmp_p
 @pytest.mark.parametrize(
     ("keys", "unread"),
     [
-        ({"model_type": "gemma3n_text", "num_kv_shared_layers": 10}, []),  # which a property reads
         (
             LLAMA | {"rms_norm_eps": 1e-6, "rms_norm_epsilon": 1e-3, "num_kv_heads": 2, "torch_dtype": "bfloat16"},
             ["rms_norm_epsilon", "num_kv_heads"],
-        ),
-        (
-            LLAMA | {"sliding_window": 16, "rope_scaling": {"type": "linear", "factor": 2.0, "spiral": 32}},
-            ["sliding_window", "rope_scaling.spiral"],
         ),
         ({"model_type": "t5gemma", "encoder": {"sliding_window": 16, "sliding_windw": 8}}, ["encoder.sliding_windw"]),
     ],
