@@ -198,12 +198,6 @@ def outside(found, *, native):
     return {name: value for name, value in found.items() if not value <= tolerances[name]}
 
 
-def bytes_by_theory(folder):
-    """What theory says that a rank of a training sends per step (mean over the ranks); None without a formula."""
-    sent = [json.loads(path.read_text()) for path in folder.glob("theory-*.json")]
-    return None if None in sent else sum(sent) / len(sent)
-
-
 def steps(folder):
     """The records of the training steps in a run's metrics."""
     return [record for record in metrics.read(folder / "metrics.jsonl") if record["kind"] == "train"]

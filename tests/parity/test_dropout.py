@@ -1,6 +1,5 @@
 """Dropout masks: a function of (seed, step, data rank), the same where tensors are whole, different where split."""
 
-from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
 from unittest import mock
@@ -9,14 +8,11 @@ import numpy as np
 import pytest
 import torch
 from group import Group, newest, steps
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from helpers.common import save_initial, tiny_run
-from helpers.transformers_models import CONFIGS
 from shardlab import models, parallel
 from shardlab.models import weights
-from shardlab.parallel.tensor import _Dropout, drawn
+from shardlab.parallel.tensor import drawn
 from shardlab.records import metrics
 from shardlab.runtime import batches, tasks
 from shardlab.settings.mesh import ParallelDims
@@ -42,47 +38,6 @@ def test_ranks_with_the_same_activations_draw_the_same_and_all_others_their_own(
     assert len({seed(0), *others}) == 6
 
 
-def own_masks(rank):
-    module = nn.Dropout(0.5)
-    _Dropout()._apply(module, SimpleNamespace(get_local_rank=lambda: rank))
-    return module
-
-
-def test_recomputation_draws_the_same_masks():
-    torch.manual_seed(0)
-    module, x = own_masks(1), torch.ones(1000, requires_grad=True)
-    kept = checkpoint(lambda x: module(x * x), x, use_reentrant=False)
-    kept.sum().backward()
-    assert x.grad.equal(2 * kept.detach())
-
-
-def trained_in_halves(server, tiny_data, folder, run_of, halves):
-    """Train under tp, and as one device does that draws both ranks' masks; the steps must be the same.
-
-    ``halves``: context in which one device draws them.
-    """
-    run = run_of("tp")
-    group = Group(server, folder, tiny_data)
-    group.add("tp", run)
-    group.start(2)
-    initial = folder / f"{run.workload}-float64.safetensors"
-    with halves:
-        loop.train(run_of("single"), tiny_data / run.workload, initial, folder / "single", {})
-    for actual, reference in zip(steps(folder / "tp"), steps(folder / "single"), strict=True):
-        for key in ("loss", "grad_norm"):
-            assert actual[key] == pytest.approx(reference[key], rel=1e-10), f"step {actual['step']}"
-
-
-def of_ranks(forward, parts):
-    """What two ranks compute of the parts of a split tensor, each with its own masks."""
-    common, found = drawn(), []
-    for rank, part in enumerate(parts):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(common + rank)
-            found.append(forward(part))
-    return found
-
-
 def run_of(strategy):
     """mnist with dropout of a tensor that is whole under tensor parallelism, and of one that is split there."""
     run = tiny_run("mnist", strategy, dtype="float64")
@@ -93,8 +48,17 @@ def run_of(strategy):
 def test_tensor_parallel_ranks_share_the_masks_of_whole_tensors_and_have_their_own_of_split_ones(
     server, tiny_data, tmp_path
 ):
+    """Train under tp, and as one device does that draws both ranks' masks; the steps must be the same."""
+
     def in_halves(layer, forward, x):
-        return torch.cat(of_ranks(forward, x.chunk(2, -1)), -1) if layer.training else forward(x)
+        if not layer.training:
+            return forward(x)
+        common, found = drawn(), []
+        for rank, part in enumerate(x.chunk(2, -1)):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(common + rank)
+                found.append(forward(part))
+        return torch.cat(found, -1)
 
     def build(*args, make=parallel.build):
         engine = make(*args)
@@ -102,40 +66,15 @@ def test_tensor_parallel_ranks_share_the_masks_of_whole_tensors_and_have_their_o
         layer.forward = partial(in_halves, layer, layer.forward)
         return engine
 
-    trained_in_halves(server, tiny_data, tmp_path, run_of, mock.patch.object(parallel, "build", build))
-
-
-def test_heads_of_transformers_models_have_masks_of_their_own(server, tiny_data, tmp_path):
-    """Dropout inside the attention function: one device draws the masks of two ranks' heads from their seeds."""
-    from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.models.llama.modeling_llama import LlamaMLP
-
-    CONFIGS["llama"].save_pretrained(tmp_path / "model")
-    changes = {"name": f"hf:{tmp_path / 'model'}", "folder": str(tmp_path / "model"), "pretrained": False}
-    changes |= {"tensor": {}, "blocks": [], "segments": 0}
-
-    def run_of(strategy):
-        run = tiny_run("llama2", strategy, dtype="float64")
-        args = {"attention_dropout": 0.3, "vocab_size": run.model.args["vocab_size"]}
-        return run.model_copy(update={"model": run.model.model_copy(update=changes | {"args": args})})
-
-    def in_halves(module, *heads, **options):
-        if not module.training:
-            return sdpa_attention_forward(module, *heads, **options)
-        parts = zip(*(each.chunk(2, 1) for each in heads[:3]), strict=True)
-        found = of_ranks(lambda part: sdpa_attention_forward(module, *part, *heads[3:], **options)[0], parts)
-        return torch.cat(found, 2), None
-
-    def as_often(module, x, forward=LlamaMLP.forward):
-        if module.training:
-            drawn()
-        return forward(module, x)
-
-    halves = ExitStack()
-    halves.enter_context(mock.patch.dict(AttentionInterface._global_mapping, {"sdpa": in_halves}))
-    halves.enter_context(mock.patch.object(LlamaMLP, "forward", as_often))
-    trained_in_halves(server, tiny_data, tmp_path, run_of, halves)
+    group = Group(server, tmp_path, tiny_data)
+    group.add("tp", run_of("tp"))
+    group.start(2)
+    with mock.patch.object(parallel, "build", build):
+        initial = tmp_path / "mnist-float64.safetensors"
+        loop.train(run_of("single"), tiny_data / "mnist", initial, tmp_path / "single", {})
+    for actual, reference in zip(steps(tmp_path / "tp"), steps(tmp_path / "single"), strict=True):
+        for key in ("loss", "grad_norm"):
+            assert actual[key] == pytest.approx(reference[key], rel=1e-10), f"step {actual['step']}"
 
 
 def test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop(tiny_data, tmp_path):

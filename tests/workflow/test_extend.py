@@ -26,7 +26,7 @@ for strategy, ranks in (("fsdp", 2), ("fsdp@spatial=2", 4)):
         "mesh": run.mesh.root,
         "data_size": run.mesh.data_size,
         "copies": run.mesh.copies,
-        "sent": replica_traffic(run, models.build(run.model, run.task, torch.float32).to("meta"), 1),
+        "sent": replica_traffic(run, models.build(run.model, run.task, torch.float32).to("meta")),
         "held": state_bytes(train),
         "family": families.family(train),
         "sources": run.sources,
