@@ -18,11 +18,9 @@ import torch.distributed as dist
 import transformers
 from torch.nn.parallel import DistributedDataParallel
 
-from shardlab import parallel
-from shardlab.errors import UserError
 from shardlab.parallel import ddp
 from shardlab.proof import of_workload, prove, tiny_config
-from shardlab.proof.step_on_ranks import one_process, under_strategy
+from shardlab.proof.step_on_ranks import under_strategy
 from shardlab.proof.tiny_runs import Written
 from shardlab.settings.types import read_run
 
@@ -39,50 +37,12 @@ def not_reduced(run, folder):
         return under_strategy(run, folder)
 
 
-def with_engine(run, folder, change):
-    """A step of an engine that ``change`` has changed."""
-    build = parallel.build
-
-    def faulty(*args):
-        engine = build(*args)
-        change(engine)
-        return engine
-
-    with mock.patch.object(parallel, "build", faulty):
-        return under_strategy(run, folder)
-
-
-def updated_twice(run, folder):
-    """An optimizer that takes two steps."""
-
-    def change(engine):
-        step = engine.optimizer.step
-
-        def twice():
-            step()
-            step()
-
-        engine.optimizer.step = twice
-
-    return with_engine(run, folder, change)
-
-
 def counted_twice(run, folder):
     """A gradient norm that one rank's part enters twice."""
     from shardlab.parallel.native import NativeEngine
 
     with mock.patch.object(NativeEngine, "sum_over_parts", lambda _, value: 2 * value):
         return under_strategy(run, folder)
-
-
-def doubled_loss(run, folder):
-    """A loss that is not that of its gradients."""
-
-    def change(engine):
-        step = engine.forward_backward
-        engine.forward_backward = lambda *args, **named: 2 * step(*args, **named)
-
-    return with_engine(run, folder, change)
 
 
 def crashed(run, folder):
@@ -100,20 +60,12 @@ def died(run, folder):
     return under_strategy(run, folder)
 
 
-def partly_used(run, folder):
-    """One process that has found parameters which some samples do not use."""
-    return one_process(run, folder)._replace(seen={"unused_sometimes": ["expert"]})
-
-
 CASES = {
     "ddp": ("ddp", under_strategy),
     "not_reduced": ("ddp", not_reduced),
     "crashed": ("ddp", crashed),
     "died": ("ddp", died),
-    "after_the_crash": ("fsdp", under_strategy),
-    "updated_twice": ("ddp", updated_twice),
     "counted_twice": ("fsdp", counted_twice),
-    "doubled_loss": ("ddp", doubled_loss),
 }
 
 
@@ -137,33 +89,18 @@ def of_models():
     """Of models that have something of their own."""
     lengths = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
     found = {"longrope_cp": proven(transformers.Phi3Config(rope_parameters=LONGROPE, **lengths), "cp")}
-    scaled = transformers.Llama4TextConfig(attn_temperature_tuning=True, moe_layers=[1, 3])
-    found["llama4_packed_single"] = proven(scaled, "single", Written([], {}, "instruction_tuning"))
     found["other_loss"] = proven(transformers.BambaConfig(z_loss_coefficient=0.1), "ddp")
-    chained = transformers.ConvNextConfig(depths=[1, 1, 1, 2])
-    found["blocks_in_blocks"] = proven(chained, "fsdp", Written([], {}, "classification"))
-    rounding = transformers.MobileNetV2Config(depth_multiplier=0.35)
-    found["rounding_ddp"] = proven(rounding, "ddp", Written([], {}, "classification", sync_batch_norm=True))
     averaging = transformers.ResNetConfig(depths=[1], hidden_sizes=[8], embedding_size=8)
     for shared in (False, True):
         written = Written([], {}, "classification", sync_batch_norm=shared)
         found[f"shared_{shared}_ddp"] = proven(averaging, "ddp", written)
-    predicting = transformers.ProphetNetConfig(num_buckets=8)  # whose masks only float32 holds
-    references = {"nan": (predicting, one_process), "crashed": (averaging, crashed)}
-    for case, (config, step) in references.items():
-        with mock.patch.object(prove, "one_process", step):
-            try:
-                proven(config, "ddp", Written([], {}, tiny_config.task_of(config)))
-            except UserError as error:
-                found[f"reference_{case}"] = ["", str(error)]
     return found
 
 
 def packed(folder, mixed, kept):
-    """Rows of several documents: strategies that train them as documents alone, and a model that does not."""
-    written = Written([], {}, mixed.task)
-    made = prove.prove(folder, dict.fromkeys(("cp", "cp_ring")), written)
-    found = {f"packed_{proof.strategy}": [proof.verdict, proof.reason] for proof in made}
+    """Rows of several documents: a strategy that trains them as documents alone, and a model that does not."""
+    (proof,) = prove.prove(folder, {"cp": None}, Written([], {}, mixed.task))
+    found = {"packed_cp": [proof.verdict, proof.reason]}
     (proof,) = of_workload.check(mixed, ["single"], kept)
     return found | {"mixed": [proof.verdict, json.loads(kept.read_text())["refused"]["single"]]}
 
@@ -176,9 +113,6 @@ def main():
             (proof,) = prove.prove(Path(sys.argv[1]), {strategy: None})
         found[case] = [proof.verdict, proof.reason or f"{proof.held:.0%}"]
     found |= of_models()
-    with mock.patch.object(prove, "one_process", partly_used), mock.patch.object(prove, "under_strategy", died):
-        (proof,) = prove.prove(Path(sys.argv[1]), {"fsdp": None})
-    found["partly_used"] = [proof.verdict, proof.reason]
     mixed = read_run(Path(sys.argv[2]))
     found |= packed(Path(sys.argv[1]), mixed, Path(sys.argv[2]).with_name("packed.json"))
     for other in map(Path, sys.argv[3:]):
