@@ -35,8 +35,6 @@ class Case:
     """Option of the strategy or of the recipe that makes it equal."""
     resumed: bool = False
     """It also stops after two steps, and goes on."""
-    recomputed: bool = False
-    """It also trains with recomputation."""
 
     @property
     def name(self):
@@ -52,8 +50,8 @@ class Case:
         # What the chain that averages computes depends on its micro-batches.
         return self.precision == "full" and self.model != "averaging_chain"
 
-    def run(self, **recipe):
-        recipe |= {self.key: True} if self.key in Recipe.model_fields else {}
+    def run(self):
+        recipe = {self.key: True} if self.key in Recipe.model_fields else {}
         recipe |= MIXED if MODELS[self.model].kind == "buffers_in_forward" else {}
         recipe |= {"checkpoint_interval_steps": 2} if self.resumed else {}
         dtype = "float64" if self.native else "float32"
@@ -68,11 +66,11 @@ SHORT += [Case("fsdp", name, "float32") for name in ("odd_buffers", "precise_blo
 # Ranks that use other parameters than the others, in some steps, or never; a batch norm of all ranks' samples.
 SHORT += [Case(s, "skipped_experts", key="find_unused_parameters") for s in ("ddp", "fsdp")]
 SHORT += [Case("ddp", "unused_pooler", key="find_unused_parameters")]
-SHORT += [Case("fsdp", "batch_norm", key="sync_batch_norm", recomputed=True)]
+SHORT += [Case("fsdp", "batch_norm", key="sync_batch_norm")]
 SHORT += [Case("zero3", "batch_norm", key="sync_batch_norm")]
 SHORT += [Case("zero3", "low_rank_chain", "float32", precision="bf16")]
 # Its ranks have other samples, so statistics that a step does not share, or a resume not restore, differ.
-SHORT += [Case("fsdp", "averaging_chain", resumed=True), Case("pp", "averaging_chain", recomputed=True)]
+SHORT += [Case("fsdp", "averaging_chain", resumed=True), Case("pp", "averaging_chain")]
 LONG = [Case(strategy, name, resumed=True) for name, entry in MODELS.items() for strategy in entry.long]
 LONG += [Case(s, "batch_norm", key="sync_batch_norm", resumed=True) for s in ("ddp", "zero1")]
 LONG += [Case(strategy, "low_rank_chain", "float32", precision="bf16") for strategy in ("zero1", "fsdp", "ddp")]
@@ -100,8 +98,6 @@ def results(request, server, tmp_path_factory, tiny_data):
     for ranks, cases in by_ranks.items():
         for case in cases:
             group.add(case.name, case.run())
-            if case.recomputed:
-                group.add(f"{case.name}-recomputed", case.run(activation_checkpointing="full"))
         group.start(ranks)
         for case in cases:
             if case.resumed:
@@ -142,8 +138,6 @@ def test_equals_plain_pytorch(results, case, tiny_data):
         check_frozen(results, case, weights)
     if case.model == "averaging_chain":
         check_statistics(case, weights)
-    if case.recomputed:  # buffers are updated once, and seen as they were in the forward pass
-        same(weights, load_file(results / f"{case.name}-recomputed" / "model.safetensors"))
     if case.resumed:
         check_resumed(folder, results / f"{case.name}-resumed")
 

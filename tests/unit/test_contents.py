@@ -120,8 +120,8 @@ def test_ties_are_refused_where_they_would_be_split(checked):
 
 
 def test_what_is_not_a_chain_is_refused_where_it_would_be_cut(checked):
-    with pytest.raises(UserError, match=r"pp x encoder: .*cannot be split into stages .*; use ddp or fsdp"):
-        checked("encoder", "ddp", "pp")
+    with pytest.raises(UserError, match=r"pp x tied_by_variable: .*cannot be split into stages .*; use ddp or fsdp"):
+        checked("tied_by_variable", "ddp", "pp")
 
 
 def test_what_trains_unequally_is_noted_with_the_key_that_helps(checked):
