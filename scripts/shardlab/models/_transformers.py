@@ -79,7 +79,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             raise UserError(
                 f"{folder}: {kind} computes {key} from other keys, so it has no effect under `model:`; set those."
             )
-        close = get_close_matches(key, [field.name for field in dataclasses.fields(config)], 1, CLOSE_NUMBER)
+        close = get_close_matches(key, [field.name for field in dataclasses.fields(config)], 1, 0.7)
         meant = f"write {close[0]}, or " if close else ""
         raise UserError(
             f"{folder}: {kind} takes no key {key} under `model:`; {meant}remove it from the workload's file, or use a "
@@ -107,7 +107,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
         else:
             model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except Exception as error:  # each class checks in its own way
-        reason = _reason(error, _written(folder, args))
+        reason = _reason(error)
         if "Unrecognized configuration class" in reason:
             reason = f"the library has none of type {config.model_type}"
         remedy = "correct its config.json or the keys under `model:`"
@@ -160,7 +160,7 @@ def check(task: str, folder: str, args: dict[str, Any]) -> type[nn.Module]:
         if type(error) in (RuntimeError, ValueError) and OF_SHAPES.search(str(error)):
             raise UserError(
                 f"{folder}: the library cannot run the {type(model).__name__} that its config.json and the keys under "
-                f"`model:` describe: {_reason(error, {})}; correct the sizes."
+                f"`model:` describe: {_reason(error)}; correct the sizes."
             ) from error
     return type(model)
 
@@ -256,29 +256,22 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
     With another number of layers, what it has per layer is cut, or begins again.
 
     Raises:
-        UserError: its config.json is missing, or not one of the installed library; or a key of it has no effect and is
-            close to one that has; or ``args`` do not fit it.
+        UserError: its config.json is missing, or not one of the installed library; or ``args`` do not fit it.
     """
     read = partial(transformers.AutoConfig.from_pretrained, folder, local_files_only=True, trust_remote_code=False)
     file = read_keys(Path(folder))
     try:
         unchanged = read()
-        misspelled = [*_misspelled(unchanged, file)]
     except Exception as error:  # each class checks in its own way
         raise UserError(
-            f"{folder}/config.json is not one of transformers {transformers.__version__}: {_reason(error, file)}; "
+            f"{folder}/config.json is not one of transformers {transformers.__version__}: {_reason(error)}; "
             "correct it, or name a folder written by save_pretrained."
         ) from error
-    for key, meant in misspelled:
-        raise UserError(
-            f"{folder}/config.json: {key} has no effect in {type(unchanged).__name__}; did you mean {meant}? Write "
-            f"that, or remove {key}."
-        )
     theirs = _theirs(args, unchanged)
     try:
         config, unknown = _changed(unchanged, file, theirs) if args else (unchanged, {})
     except Exception as error:
-        reason = _reason(error, file | theirs)
+        reason = _reason(error)
         raise UserError(
             f"{folder}: {type(unchanged).__name__} does not take {', '.join(theirs)} under `model:`: {reason}; correct "
             "them in the workload's file."
@@ -376,16 +369,6 @@ def _written(folder: str | Path, args: Mapping[str, Any]) -> dict[str, Any]:
     return read_keys(Path(folder)) | {OURS.get(key, key): value for key, value in args.items()}
 
 
-EARLIER = ("rope_scaling", "rope_theta", "partial_rotary_factor")
-"""Keys of published files that the library makes ``rope_parameters`` of."""
-CLOSE_NUMBER, CLOSE = 0.7, 0.92
-"""How alike a key is to the one that was meant (difflib's ratio): a number may be a size by another name, as
-num_kv_heads is; published files have other values for which no model of this library asks, like classif_dropout.
-"""
-IN_POSITIONS = 0.85
-"""The same for keys of rotary positions, of which the library has a list."""
-
-
 WITHOUT_EFFECT = "keys of config.json without effect, unknown to its class and read by no code of the model"
 """What ``unread`` returns, in words."""
 
@@ -426,84 +409,39 @@ def _without_field(config: PreTrainedConfig, values: Mapping[str, Any], place: s
         if isinstance(value, dict) and isinstance(own, PreTrainedConfig):
             yield from _without_field(own, value, f"{place}{key}.")
         elif isinstance(value, dict) and key in POSITIONS:
-            yield from ((where, unknown) for where, unknown, _ in _unknown_of_positions(value, f"{place}{key}."))
-        elif _is_ignored(config, key) and value is not None and not key.startswith(("_", *READ_OF_ANY)):
+            yield from _unknown_of_positions(value, f"{place}{key}.")
+        elif value is not None and not key.startswith(("_", *READ_OF_ANY)) and _is_ignored(config, key):
             yield place, key
+
+
+def _is_ignored(config: PreTrainedConfig, key: str) -> bool:
+    """Return whether a key is nothing that a configuration's class asks for, but an attribute, as any other could be."""
+    return key in vars(config) and not _takes(type(config), key)
 
 
 POSITIONS = ("rope_scaling", "rope_parameters")
 """Keys with a dictionary of rotary positions."""
 
 
-def _unknown_of_positions(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str, set[str]]]:
-    """Yield the keys of rotary positions that the library does not know, where they are, and which of its own are not
-    there; some models have such a dictionary for each kind of layers.
+def _unknown_of_positions(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys of rotary positions that the library does not know, and where they are; some models have such a
+    dictionary for each kind of layers.
     """
-    known = RopeParameters.__annotations__.keys()
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _unknown_of_positions(value, f"{place}{key}.")
-        elif key not in known:
-            yield place, key, known - values.keys()
+        elif key not in RopeParameters.__annotations__:
+            yield place, key
 
 
-def _is_ignored(config: PreTrainedConfig, key: str) -> bool:
-    """Return whether a key is no field of a configuration and nothing that its class asks for, but an attribute that
-    any other could be.
-    """
-    return key in vars(config) and not _takes(type(config), key)
-
-
-SPELLED = 8
-"""Letters of a key that another one may spell out."""
-
-
-def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the keys of a config.json that have no effect, each with the key that was probably meant: it is not written
-    and has another value.
-
-    Published files have many keys without effect: of other versions of the library and of the models' own code.
-    """
-    kind = type(config)
-    names = {field.name for field in dataclasses.fields(kind)} | kind.attribute_map.keys()
-    written = {kind.attribute_map.get(key, key) for key in values}
-    free = [name for name in names if kind.attribute_map.get(name, name) not in written]
-    for key, value in values.items():
-        if isinstance(value, dict) and isinstance(vars(config).get(key), PreTrainedConfig):
-            yield from _misspelled(vars(config)[key], value)
-        if isinstance(value, dict) and key in POSITIONS:
-            for _, wrong, absent in _unknown_of_positions(value):
-                yield from ((wrong, meant) for meant in get_close_matches(wrong, absent, n=1, cutoff=IN_POSITIONS))
-        if not _is_ignored(config, key):
-            continue
-        cutoff = CLOSE_NUMBER if type(value) is int else CLOSE
-        earlier = [name for name in EARLIER if "rope_parameters" in names and name not in values]
-        close = get_close_matches(key, free, n=1, cutoff=cutoff) + get_close_matches(key, earlier, n=1, cutoff=CLOSE)
-        close += [name for name in free if _spells_out(key, name) or sorted(name) == sorted(key)]
-        meant = next(iter(close), None)
-        default = vars(config).get(kind.attribute_map.get(meant, meant)) if meant else None
-        # extra_pos_embeddings: 2 of published files does not mean tie_word_embeddings.
-        if meant and default != value and (default is None or isinstance(default, bool) == isinstance(value, bool)):
-            yield key, meant
-
-
-def _spells_out(key: str, short: str) -> bool:
-    """Return whether a key has its last word longer than another one: hidden_activation and hidden_act."""
-    return len(short) >= SPELLED and key.startswith(short) and "_" not in key.removeprefix(short)
-
-
-def _reason(error: Exception, values: Mapping[str, Any]) -> str:
-    """Return what the library says, in one line, or which key's value it cannot use."""
+def _reason(error: Exception) -> str:
+    """Return what the library says, in one line."""
     if isinstance(error, StrictDataclassError) and isinstance(error.__cause__, Exception):
-        return _reason(error.__cause__, values)
+        return _reason(error.__cause__)
     if "trust_remote_code" in str(error):
         return "it needs custom code, which is never run; write the model as a file in scripts/shardlab/models"
-    if isinstance(error, KeyError | ZeroDivisionError):
-        wrong = error.args[0] if isinstance(error, KeyError) else 0
-        if keys := [key for key in _keys_with(wrong, values) if not key.endswith("_token_id")]:
-            return f"{' or '.join(keys)} cannot be {wrong!r}"
-        if str(wrong).endswith("_attention") and wrong not in (values.get("rope_parameters") or [wrong]):
-            return f"rope_parameters has no {wrong}, and each kind of its layers needs its own"
+    if isinstance(error, KeyError):  # whose message is the key alone
+        return f"the library knows no {error}{_where(error)}"
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].rstrip(".:") + _where(error)
 
@@ -526,17 +464,6 @@ def floats(values: Mapping[str, Any], keys: re.Pattern[str]) -> Iterator[tuple[s
             yield from floats(value, keys)
         elif isinstance(value, float) and keys.fullmatch(key):
             yield key, value
-
-
-def _keys_with(wanted: Any, values: Mapping[str, Any]) -> Iterator[str]:
-    of_all = vars(PreTrainedConfig())  # save_pretrained writes them, and no model computes its sizes from them
-    for key, value in values.items():
-        if key in of_all:
-            continue
-        if isinstance(value, dict):
-            yield from _keys_with(wanted, value)
-        elif type(value) is type(wanted) and value == wanted:
-            yield key
 
 
 def _logits(names: tuple[str, ...], largest: Largest, forward: Callable[..., Any]) -> Callable[..., Tensor]:
