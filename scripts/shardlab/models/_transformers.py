@@ -415,7 +415,7 @@ def _without_field(config: PreTrainedConfig, values: Mapping[str, Any], place: s
 
 
 def _is_ignored(config: PreTrainedConfig, key: str) -> bool:
-    """Return whether a key is nothing that a configuration's class asks for, but an attribute, as any other could be."""
+    """Return whether a key is nothing that a configuration's class asks for: an attribute, as any other could be."""
     return key in vars(config) and not _takes(type(config), key)
 
 
