@@ -5,7 +5,6 @@ Each case names its run, data, weights, output folder and, to show that the suit
 
 import gc
 import json
-from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -50,7 +49,7 @@ def main(cases):
             resume = case["resume"] and Path(case["resume"])
             observe = keep_first_gradients(output)
             with (
-                mock.patch.object(loop, "train_step", watched(loop.train_step, output)),
+                mock.patch.object(loop, "train_step", watched(loop.train_step)),
                 mock.patch.object(flops, "count_flops", counted_once(flops.count_flops)),
             ):
                 files = Path(case["data"]), Path(case["weights"]), output
@@ -78,38 +77,21 @@ def counted_once(count_flops):
     return counting
 
 
-def watched(train_step, output):
-    """``train_step`` that writes, on each rank, what this is of the groups and of the checkpoint."""
+def watched(train_step):
+    """A simulated device refuses to be waited for from the third step on; in the second DDP still sets things up."""
 
-    def watching(engine, step, world, *args, **options):
-        with unread(engine, step.number):
-            taken = train_step(engine, step, world, *args, **options)
-        if step.number == 1:
-            (output / f"rank-{world.rank}.json").write_text(json.dumps(of_rank(engine, world)))
+    def watching(engine, step, *args, **options):
+        # The host does a part of an offloaded step, and a loop over experts needs their numbers of tokens.
+        reads = engine.run.options.cpu_offload or engine.run.workload == "moe"
+        refuses = engine.world.device.type == "sim" and step.number > 1 and not reads
+        if refuses:
+            torch.sim.forbid_host_reads(True)
+        taken = train_step(engine, step, *args, **options)
+        if refuses:
+            torch.sim.forbid_host_reads(False)
         return taken
 
     return watching
-
-
-def of_rank(engine, world):
-    """After how long this rank's groups give a collective up, and the tensors that it writes of a checkpoint."""
-    groups = world.mesh.get_all_groups() if world.mesh else []
-    backends = [group._get_backend(torch.device(kind)) for group in groups for kind in group._device_types]
-    written = engine.weights_state(to_write=True) | engine.optimizer_state(to_write=True)
-    return {"timeouts": [each.options._timeout.total_seconds() for each in backends], "written": [*written]}
-
-
-@contextmanager
-def unread(engine, step):
-    """A simulated device refuses to be waited for from the third step on; in the second DDP still sets things up."""
-    # The host does a part of an offloaded step, and a loop over experts needs their numbers of tokens.
-    reads = engine.run.options.cpu_offload or engine.run.workload == "moe"
-    refuses = engine.world.device.type == "sim" and step > 1 and not reads
-    if refuses:
-        torch.sim.forbid_host_reads(True)
-    yield
-    if refuses:
-        torch.sim.forbid_host_reads(False)
 
 
 def evaluate_and_weigh(run, data, weights, output):
