@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 
-import foreign
 import pytest
 from cases import Case, with_marks
 from group import job, reference_captures
@@ -58,19 +57,3 @@ def test_a_fault_is_found_and_named(captures):
         "First difference: step 0, gradient (5 of 21, first layers.0.attention_norm.weight); cause: not reduced: only "
         "rank 0 of 2 counts, 2 times."
     ), markdown(diagnosis, "")
-
-
-def test_statistics_of_own_samples_are_a_place_and_gradients_of_samples_leave_no_trace(server, tmp_path, tiny_data):
-    """Batch norm does not take one sample, and each forward pass moves its buffers."""
-    foreign.register()
-    # Each of two ranks has two samples in every step.
-    run, single = (foreign.run_of("batch_norm", strategy, global_batch_size=4) for strategy in ("ddp", "single"))
-    data = tiny_data / foreign.DATA
-    server.work_off(reference_captures(single, run, data, tmp_path), tmp_path, 1)
-    server.work_off([job(run, data, tmp_path / "initial.safetensors", tmp_path / "ddp", capture=True)], tmp_path, 2)
-    pair = Pair(*(Capture(tmp_path / name) for name in ("ddp", "single", "twin")))
-    page = markdown(diagnose(pair), "")
-    assert "; no formula fits.**" in page, page
-    assert "- `norm` is a BatchNorm1d." in page, page
-    buffers = [capture.tensors("step0/weights")["norm.num_batches_tracked"] for capture in (pair.reference, pair.twin)]
-    assert buffers == [1, 1]

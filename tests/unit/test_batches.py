@@ -2,16 +2,12 @@
 
 import json
 import resource
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from helpers.common import tiny_run
-from shardlab.data import split_file
-from shardlab.data.order import in_order
-from shardlab.data.split_file import SplitFile
 from shardlab.runtime import tasks
 from shardlab.runtime.batches import PrefetchLoader, Steps
 from shardlab.runtime.distributed import World
@@ -67,26 +63,3 @@ def test_a_token_file_larger_than_the_memory_is_read_where_it_is_asked_for(tmp_p
     assert batch.shape == (5, LENGTH - 1)
     assert steps.task.batch("train", np.array([WINDOWS - 1]))["targets"][0, -1] == 77
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024  # KiB
-
-
-def test_what_was_read_of_a_large_file_is_not_held(tmp_path, monkeypatch):
-    path = tmp_path / "train.safetensors"
-    with SplitFile(path, "test") as file:
-        for number in range(8):
-            file.append({"tokens": np.full((1000, 1024), number, np.int32)})
-        file.save()
-    task = steps_of("llama2", tmp_path).task
-
-    def held():
-        maps = Path("/proc/self/smaps").read_text().split(str(path))
-        return sum(int(text.split("Rss:")[1].split()[0]) for text in maps[1:]) / 1024
-
-    def read():
-        for batch in in_order(8000, 100):
-            task.batch("train", batch)
-
-    read()
-    assert held() > 25, "all of the 31 MiB"
-    monkeypatch.setattr(split_file, "HELD", 2**20)
-    read()
-    assert held() < 5

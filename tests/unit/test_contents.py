@@ -1,7 +1,5 @@
 """What a model contains, checked as the job of the initial weights does it: without ranks, before any trains."""
 
-import json
-
 import foreign
 import pytest
 import torch
@@ -14,8 +12,7 @@ from shardlab.models import contents
 from shardlab.models._chain import Chain, Segment
 from shardlab.models.weights import materialize
 from shardlab.runtime import tasks, trial
-from shardlab.settings.model_rules import reduced, refusal
-from shardlab.settings.types import Run
+from shardlab.settings.model_rules import refusal
 
 
 class TiedChain(Chain):
@@ -133,13 +130,3 @@ def test_what_trains_unequally_is_noted_with_the_key_that_helps(checked):
     assert checked("pooled_batch_norm", "single", "ddp", options=options, sync_batch_norm=True) == []
     more = {"sync_batch_norm": True, "gradient_accumulation_steps": 2}
     assert "of each micro-batch" in checked("pooled_batch_norm", "ddp", options=options, **more)[0]
-
-
-def test_a_job_gets_of_each_kind_of_strategy_one():
-    runs = [foreign.run_of("tied_by_variable", strategy) for strategy in ("single", "ddp", "fsdp", "zero1", "zero3")]
-    again = runs[1].model_copy(update={"strategy": "ddp@seed=2", "seed": 2})
-    kept = json.loads(reduced([*runs, again]))
-    assert list(kept) == ["single", "ddp", "fsdp", "zero1", "zero3"]
-    restored = [Run.model_validate(runs[0].model_dump() | {"strategy": name} | some) for name, some in kept.items()]
-    assert [each.zero_stage for each in restored] == [None, None, None, 1, 3]
-    assert [each.mesh for each in restored] == [each.mesh for each in runs]

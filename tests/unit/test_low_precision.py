@@ -32,11 +32,11 @@ def twin(loss=2.002, first=(TWIN, {}), weights=SPREAD, **more):
 def judged(tmp_path):
     """Function that writes a run, its ``single`` and its noise floor, and returns the judged table."""
 
-    def judged(loss=2.0, first=({}, {}), weights=None, twins=None, full=None, workload="mlp", choices=None, rounded=()):
+    def judged(loss=2.0, first=({}, {}), weights=None, twins=None, workload="mlp", choices=None, rounded=()):
         single, ddp = (tiny_run(workload, strategy, precision="bf16") for strategy in ("single", "ddp"))
         finished(tmp_path, single, weights="s", evaluated="s", steps=steps({}, {}), choices=choices)
         finished(tmp_path, ddp, loss=loss, weights="d", evaluated="d", steps=steps(*first), choices=choices)
-        made = {"scale": 2**-8, "single_weights": "s", "full_precision": full}
+        made = {"scale": 2**-8, "single_weights": "s"}
         with_twins(tmp_path, single, twins or [twin()] * 2, **made)
         digests = {"weights": "d", "single_weights": "s", "initial_weights": "i"}
         differences = {"noise": 0.0, "quiet": 0.0} | (weights or {})

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from helpers.common import build as build_model
 from helpers.common import initial_weights, with_weights
@@ -41,7 +40,8 @@ def test_initial_weights_do_not_depend_on_what_is_drawn_before_and_follow_the_se
     assert not torch.equal(first["layers.0.up.weight"], first["layers.1.up.weight"])
 
 
-def test_summary_decoder_cannot_see_the_future_and_padding_does_not_matter():
+def test_a_summary_s_decoder_cannot_see_the_future():
+    """That padding does not matter tests/parity/test_reference.py shows."""
     model = build("xsum", dtype="float64")
     document, summary = torch.randint(3, 1024, (1, 30)), torch.randint(3, 1024, (1, 12))
     mask = torch.ones_like(document, dtype=torch.bool)
@@ -49,8 +49,6 @@ def test_summary_decoder_cannot_see_the_future_and_padding_does_not_matter():
     changed = summary.clone()
     changed[:, 8:] = 5
     torch.testing.assert_close(model(document, changed, mask=mask)[:, :8], before[:, :8], rtol=0, atol=1e-12)
-    longer, longer_mask = F.pad(document, (0, 9), value=0), F.pad(mask, (0, 9), value=False)
-    torch.testing.assert_close(model(longer, summary, mask=longer_mask), before, rtol=0, atol=1e-12)
 
 
 def test_every_workload_s_file_describes_its_model_and_segments_have_each_weight_once():

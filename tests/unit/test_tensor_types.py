@@ -7,8 +7,7 @@ import torch
 from foreign_models import MODELS
 from torch import nn
 
-from helpers.common import TINY, build, initial_weights, save_initial, tiny_run
-from shardlab import models
+from helpers.common import build, save_initial
 from shardlab.errors import UserError
 from shardlab.models import weights
 
@@ -54,16 +53,6 @@ def test_a_foreign_model_is_what_its_constructor_makes(name, dtype, tmp_path):
     torch.manual_seed(run.seed)
     plain = MODELS[name].model(**run.model.args)
     reference.in_precision(plain, getattr(torch, dtype))
-    check(loaded(run, tmp_path / "weights"), plain)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("workload", TINY)
-def test_our_models_are_what_their_constructors_make(workload, dtype, tmp_path):
-    run = tiny_run(workload, dtype=dtype)
-    plain = models.import_module(f"shardlab.models.{run.model.name}").Model(**run.model.args)
-    reference.in_precision(plain, getattr(torch, dtype))
-    plain.load_state_dict(initial_weights(run))
     check(loaded(run, tmp_path / "weights"), plain)
 
 
