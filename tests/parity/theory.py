@@ -72,10 +72,10 @@ def _passed_on(run: Run, tokens: int) -> float:
 
 
 def _turned(run: Run, tokens: int) -> float:
-    """Queries, keys, values and outputs by all-to-all, and their gradients."""
+    """Queries, keys, values and outputs by all-to-all, and their gradients; fewer key heads than ranks are repeated."""
     parts, layers = run.mesh.parts("sequence"), run.model.args["layers"]
-    queries = layers * _state(run, tokens) / parts
-    return 2 * fraction_sent("all_to_all", parts) * (2 * queries + _keys_and_values(run, tokens))
+    queries, repeats = layers * _state(run, tokens) / parts, max(1, parts // run.model.args["kv_heads"])
+    return 2 * fraction_sent("all_to_all", parts) * (2 * queries + repeats * _keys_and_values(run, tokens))
 
 
 def _zero(stage: int, ranks: int, model: nn.Module) -> float:

@@ -160,14 +160,12 @@ def test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before(t
     shutil.copyfile(initial, folder / BEST)
     files = found.files | {BEST: manifest.File(bytes=initial.stat().st_size, sha256=sha256(initial))}
     found.model_copy(update={"best": -1.0, "skipped": 7, "files": files}).write(folder / manifest.NAME)
-    for every, out in ((100, tmp_path / "out"), (2, tmp_path / "kept")):
-        again = changed(run, checkpoint_interval_steps=every)
-        out.mkdir()
-        (out / BEST).write_bytes(b"of a step that was lost")
-        assert loop.train(again, data, initial, out, {}, loop.TrainOptions(resume=folder))
-        assert TrainReport.read(out / "train.json", "").skipped_steps == 7
-        assert (out / BEST).exists()
-        assert filecmp.cmp(out / BEST, initial, shallow=False)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / BEST).write_bytes(b"of a step that was lost")
+    assert loop.train(run, data, initial, out, {}, loop.TrainOptions(resume=folder))
+    assert TrainReport.read(out / "train.json", "").skipped_steps == 7
+    assert filecmp.cmp(out / BEST, initial, shallow=False)
     last = manifest.read(manifest.place(out, 6))
     assert (last.best, last.skipped, last.files.get(BEST)) == (-1.0, 7, files[BEST])
 
