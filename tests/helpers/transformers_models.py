@@ -79,7 +79,6 @@ CONFIGS = {
         dropout=0.0,
     ),
     "granite": transformers.GraniteConfig(**SIZES, attention_multiplier=0.2, pad_token_id=0),
-    "apertus": transformers.ApertusConfig(**SIZES, pad_token_id=None),
     "vit": transformers.ViTConfig(
         hidden_size=32,
         num_hidden_layers=2,

@@ -79,25 +79,20 @@ class Layers(nn.Module):
 class OddBuffers(Layers):
     """Buffers of many types, saved and not saved, a state that is not a tensor, and an output in float64.
 
-    With integers above 2^53, -inf and NaN, and float64 values whose differences vanish in float32.
+    With integers above 2^53, -inf and NaN.
     """
 
     def more(self, inputs):
         columns, angles = torch.arange(16), torch.linspace(0.1, 3, 8)
         saved = {
-            "roots": torch.exp(-2j * angles.double()),
-            "turn": torch.exp(1j * angles),
+            "turn": torch.exp(1j * angles.double()),
             "ident": torch.tensor([2**53 + 1]),
-            "groups": torch.tensor(4, dtype=torch.int32),
             "codes": (columns * 37 % 255 - 127).to(torch.int8),
-            "packed": (columns * 15).to(torch.uint8),
             "keep": columns % 3 != 1,
             "measured": torch.tensor([0.5, math.nan, 2.0, math.nan] * 4),
-            "seconds": 1.7e9 + columns.double() / 8,
             "gain": torch.linspace(0.3, 1.7, 16).half(),
         }
         unsaved = {
-            "salt": torch.tensor(2**53 + 1),
             "index": columns.flip(0).to(torch.int16),
             "causal": torch.full((4, 4), -math.inf).triu(1),
             "shift": torch.linspace(-0.7, 0.9, 16).bfloat16(),
@@ -114,12 +109,11 @@ class OddBuffers(Layers):
         self.scale = state["scale"]
 
     def between(self, h):
-        kind, odd = h.dtype, (self.ident + self.salt % 2) % 4  # 2
-        h = h[:, self.index.long()] * odd * self.scale * self.keep + self.shift.to(kind)
-        h = h * (self.codes.to(kind) / 127) + (self.packed >> 4).to(kind) / 16
-        h = h * self.measured.nan_to_num(nan=1.0) * (self.seconds - self.seconds[0]).to(kind) + self.gain.to(kind)
-        turned = torch.view_as_complex(h.unflatten(-1, (8, 2))) * self.turn * self.freqs_cis * self.roots
-        h = torch.view_as_real(turned).flatten(-2).to(kind).unflatten(-1, (int(self.groups), -1))
+        kind = h.dtype
+        h = h[:, self.index.long()] * (self.ident % 4) * self.scale * self.keep + self.shift.to(kind)
+        h = h * (self.codes.to(kind) / 127) * self.measured.nan_to_num(nan=1.0) + self.gain.to(kind)
+        turned = torch.view_as_complex(h.unflatten(-1, (8, 2))) * self.turn * self.freqs_cis
+        h = torch.view_as_real(turned).flatten(-2).to(kind).unflatten(-1, (4, -1))
         return ((h @ h.mT + self.causal).softmax(-1) @ h).flatten(-2)
 
     def forward(self, x):
@@ -303,20 +297,6 @@ class UnusualParameters(nn.Module):
         h = h @ self.row + F.linear(h, self.up) * F.silu(h @ self.gate)
         h = self._checkpoint_wrapped_module(F.gelu(self._fsdp_wrapped_module(h)))
         return self.weight(self.get_submodule("last block")(h))
-
-
-@foreign("shapes_and_ties", blocks=("encoder.layers.*",))
-class Encoder(nn.Module):
-    """nn.TransformerEncoder: deep copies of a layer."""
-
-    def __init__(self, *, inputs, outputs):
-        super().__init__()
-        self.first, self.last = nn.Linear(1, 16), nn.Linear(16, outputs)
-        layer = nn.TransformerEncoderLayer(16, nhead=2, dim_feedforward=32, dropout=0.0, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, num_layers=2)
-
-    def forward(self, x):
-        return self.last(self.encoder(self.first(x[..., None])).mean(1))
 
 
 # constructors: what a constructor does besides drawing weights

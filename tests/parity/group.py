@@ -27,7 +27,7 @@ class Group:
     data: Path
     jobs: list = field(default_factory=list)
 
-    def add(self, name, run, fault="", resume=None, evaluate=None):
+    def add(self, name, run, resume=None, evaluate=None):
         """Add a training; with ``resume`` one that resumes; with ``evaluate`` the evaluation of another's weights."""
         if any(job["output"] == str(self.folder / name) for job in self.jobs):
             return
@@ -37,7 +37,8 @@ class Group:
             save_initial(run, weights)
         resume = resume and newest(self.folder / resume)
         evaluate = evaluate and self.folder / evaluate / "model.safetensors"
-        self.jobs.append(job(run, self.data / run.workload, weights, self.folder / name, fault, resume, evaluate))
+        files = self.data / run.workload, weights, self.folder / name
+        self.jobs.append(job(run, *files, resume=resume, evaluate=evaluate))
 
     def start(self, ranks):
         """Run all jobs that were added since the last start on that many ranks."""
@@ -196,12 +197,6 @@ def outside(found, *, native):
     if not native:
         tolerances |= {"test": 1e-4, "average": 1e-4, "parameter": 1e-3, "flips": 1e-2}
     return {name: value for name, value in found.items() if not value <= tolerances[name]}
-
-
-def bytes_by_theory(folder):
-    """What theory says that a rank of a training sends per step (mean over the ranks); None without a formula."""
-    sent = [json.loads(path.read_text()) for path in folder.glob("theory-*.json")]
-    return None if None in sent else sum(sent) / len(sent)
 
 
 def steps(folder):

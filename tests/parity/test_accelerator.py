@@ -12,10 +12,10 @@ from collections import defaultdict
 
 import pytest
 from cases import EXPERTS, RECIPES, STRATEGIES, Case, chosen, parametrized
-from group import Group, Server, differences, job, outside, steps
+from group import Group, Server, differences, outside, steps
 
 from helpers import accelerator
-from helpers.common import ROOT, TINY, save_initial, tiny_run
+from helpers.common import ROOT, TINY, tiny_run
 from shardlab.files import write_json
 from shardlab.records import metrics
 from shardlab.train import evaluation
@@ -83,18 +83,6 @@ def test_a_training_that_goes_on_under_another_strategy_equals_a_cpu(server, sim
     for actual, reference_value in zip(steps(sim.folder / "whole"), steps(cpu.folder / "single")[2:], strict=True):
         assert actual["loss"] == pytest.approx(reference_value["loss"], rel=1e-10)
         assert actual["grad_norm"] == pytest.approx(reference_value["grad_norm"], rel=1e-10)
-
-
-def test_a_capture_needs_no_more_memory_of_a_device_than_a_training(simulated, tmp_path, tiny_data):
-    """Outputs of modules wait in the host's memory; whole tensors pass through a device one at a time."""
-    run, weights = on_accelerator(tiny_run("llama2", "fsdp", dtype="float64")), tmp_path / "initial.safetensors"
-    save_initial(run, weights)
-    for name in ("train", "capture"):
-        output = tmp_path / name
-        simulated.work_off([job(run, tiny_data / "llama2", weights, output, capture=name == "capture")], tmp_path, 2)
-    report = json.loads((tmp_path / "train/train.json").read_text())
-    captured = [json.loads((tmp_path / f"capture/peak-{rank}.json").read_text()) for rank in (0, 1)]
-    assert all(own <= 1.01 * peak for own, peak in zip(captured, report["peak_memory_bytes"], strict=True))
 
 
 def test_the_programs_from_initial_weights_to_the_test_loss(tmp_path, tiny_data):

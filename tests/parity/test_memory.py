@@ -1,13 +1,10 @@
 """Tensor bytes as they are counted. Those of trainings against theory: test_parity.py."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from group import job, of_gradients
 from safetensors.torch import load_file
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from helpers.common import initial_weights, save_initial, tiny_run, with_weights
 from shardlab.measure.memory import Memory
@@ -60,30 +57,3 @@ def test_activations_are_what_autograd_saves(tiny_data, tmp_path):
         held = memory.figures()["at_peak"]["activations"]
         loss.backward()
     assert held == pytest.approx(expected, rel=0.05)
-
-
-def test_storages_are_counted_when_made_freed_and_resized():
-    memory = Memory(torch.device("cpu"))
-    with memory:
-        before = memory.figures()["peak"]
-        x = torch.ones(1000)
-        y = x[:10]
-        z = x * 2
-        del z
-        z = x * 3
-        x.untyped_storage().resize_(8000)
-    found = memory.figures()
-    assert found["peak"] - before == 8000 + 4000
-    assert found["largest"]["gathered"] == 8000, "what is resized is FSDP's"
-    assert SimpleNamespace(y=y, z=z)
-
-
-def test_a_tensor_that_a_collective_fills_is_counted_once():
-    """Views of its wrapper each look like a storage of the whole's size."""
-    memory = Memory(torch.device("cpu"))
-    with memory:
-        whole = torch.empty(100)
-        before = memory.figures()["peak"]
-        parts = AsyncCollectiveTensor(whole).chunk(4)
-    assert {type(part) for part in parts} == {AsyncCollectiveTensor}
-    assert memory.figures()["peak"] == before

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import theory
 from cases import ALWAYS_CLIPPED, EQUAL, EXPERTS, HALF, ROUNDED, chosen, parametrized
-from group import Group, bytes_by_theory, of_reference, outside, steps, without_exchanges
+from group import Group, of_reference, outside, steps, without_exchanges
 from group import differences as compare
 from safetensors.torch import load_file
 
-from helpers.exported_adapters import distances
+from shardlab.measure.step_profiler import WARMUP_STEPS
 from shardlab.plan.simulate import simulate
 from shardlab.records.reports import TrainReport
 
@@ -70,16 +70,14 @@ def differences(results, case, tiny_data):
 
 
 @parametrized(EQUAL)
-def test_equals_one_device(results, plans, case, tiny_data, tmp_path):
+def test_equals_one_device(results, plans, case, tiny_data):
     assert outside(differences(results, case, tiny_data), native=case.native) == {}
     folder, single = results / case.name, results / case.reference.name
     report = TrainReport.model_validate_json((folder / "train.json").read_text())
     if dict(case.recipe).items() >= ALWAYS_CLIPPED.items():
         assert all(step["grad_norm"] > ALWAYS_CLIPPED["max_grad_norm"] for step in steps(single))
-    check_ranks(case.run(), folder)
     if not case.recipe:
-        check_work(case, report, single)
-        check_traffic(case, report, folder)
+        check_traffic(case, report, single)
     if case.plain:
         check_evaluation(case, folder, single, tiny_data)
         check_memory(case, report)
@@ -91,21 +89,6 @@ def test_equals_one_device(results, plans, case, tiny_data, tmp_path):
         # Whatever the parts' sizes, the shares of a step in which the devices work add up to one at most.
         assert len(report.idle) == 2
         assert 0 < sum(1 - idle for idle in report.idle) <= 1
-    if case.label == "adapted" and case.native and case.strategy in ("fsdp_tp", "pp", "tp_sp"):
-        of_peft, merged, without = distances(case.run(), folder / "model.safetensors", tmp_path)
-        assert max(of_peft, merged) < 1e-5 < 1e-3 < without
-
-
-def check_ranks(run, folder):
-    """Each group has the site's limit, and each rank writes its part; ZeRO's tensors are gathered whole, one at a time,
-    and one rank keeps them.
-    """
-    ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(run.world_size)]
-    limits = {seconds for rank in ranks for seconds in rank["timeouts"]}
-    assert limits == ({float(run.site.hang_seconds)} if run.mesh else set())
-    first, *others = [len(rank["written"]) for rank in ranks]
-    assert first > 0
-    assert all(count == 0 if run.engine == "deepspeed" else count > 0 for count in others)
 
 
 def check_evaluation(case, folder, single, tiny_data):
@@ -122,31 +105,6 @@ def check_evaluation(case, folder, single, tiny_data):
     assert len(report["held"]) == case.run().world_size
     assert sum(report["held"]) / len(report["held"]) < 1.3 * size / parts + 4096
     assert max(report["held"]) <= size
-
-
-def check_work(case, report, single):
-    """The ranks divide it: each sample and each target once; ranks of a tensor-parallel group share both, those of a
-    context-parallel group the samples, and of a pipeline one counts.
-    """
-    whole = steps(single)
-    if case.workload in ("mlp", "mnist", "xsum", "vit"):  # llama2's size follows Python's version
-        assert min(step["samples"] for step in whole) < 4, "a last batch is smaller than some numbers of ranks"
-    tp, cp, pp = (report.mesh.get(axis, 1) for axis in ("tp", "cp", "pp"))
-    for of_ranks, what, total, copies in (
-        (report.samples_per_rank, "samples", report.samples, tp * cp),
-        (report.targets_per_rank, "targets", report.targets, tp),
-    ):
-        expected = sum(step[what] for step in whole)
-        assert sum(of_ranks) == copies * expected
-        assert total == expected
-        working = [count for count in of_ranks if count]
-        # Of vit, ranks without the class token. Of eight pieces the first rank has the first and the last: the begin of
-        # an instruction, and no document.
-        idle = pp * (cp if (case.workload, what) == ("vit", "targets") else 1)
-        unasked = (case.workload, what, cp) == ("instruct", "targets", 4) and case.strategy != "cp_ulysses"
-        assert len(working) == report.world_size // idle - unasked
-        if len(working) > copies:
-            assert max(working) < expected
 
 
 def check_experts(case, folder, single):
@@ -199,18 +157,16 @@ def check_memory(case, report):
         assert expected * 0.999 < sum(held) / len(held) < expected * (1.05 if case.strategy in EXPERTS else 1.002), kind
 
 
-def check_traffic(case, report, folder):
+def check_traffic(case, report, single):
     """What is sent is what theory says: exact for PyTorch's strategies; DeepSpeed is within a factor of the paper's
     volume (see theory.py).
     """
-    measured, expected = report.bytes_per_step, bytes_by_theory(folder)
-    if expected is None:
-        assert case.strategy in ("tp_loss", "fsdp_size"), "a formula is missing"
-    elif case.native:
-        assert measured == pytest.approx(expected, rel=1e-9)
-    elif case.workload != "mlp":  # whose 38 values DeepSpeed fills up to its alignment
-        assert 0.66 < measured / expected < 1.51
-    assert (measured > 0) == (case.run().world_size > 1)
+    expected = theory.bytes_per_step(case.run(), steps(single)[WARMUP_STEPS - 1]["targets"])
+    if expected is not None and case.native:
+        assert report.bytes_per_step == pytest.approx(expected, rel=1e-9)
+    elif expected is not None and case.workload != "mlp":  # whose 38 values DeepSpeed fills up to its alignment
+        assert 0.66 < report.bytes_per_step / expected < 1.51
+    assert (report.bytes_per_step > 0) == (case.run().world_size > 1)
 
 
 @parametrized(ROUNDED)

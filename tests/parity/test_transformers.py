@@ -7,14 +7,15 @@ axis each computes something in a way of its own.
 
 import json
 import shutil
+from collections import defaultdict
 from dataclasses import dataclass
 
 import pytest
 import torch
 from cases import SPREAD_ONLY, chosen, parametrized
-from group import Group, bytes_by_theory, differences, outside, steps, without_exchanges
+from group import Group, differences, outside, steps
 from safetensors.torch import load_file
-from transformers import ApertusConfig, Qwen3Config
+from transformers import Qwen3Config
 
 from helpers import transformers_models
 from helpers.common import TINY, initial_weights
@@ -30,13 +31,8 @@ from shardlab.models.declared import completed
 from shardlab.plan.simulate import simulate
 from shardlab.settings import load, pretrained, resolve
 
-WRITTEN = {
-    "apertus_whole": ApertusConfig.base_model_tp_plan | {"layers.*.mlp.act_fn": "replicated_with_grad_allreduce"}
-}
-"""Model: the plan in its workload's file, of the layers. The library's plan of Apertus lacks its activation."""
 WORKLOADS = {"t5": "xsum", "vit": "vit", "gpt2_packed": "instruct"}
 WORKLOADS |= dict.fromkeys(("llama", "gpt2", "qwen3", "mixtral", "gemma3", "gpt_oss", "granite", "opt"), "llama2")
-WORKLOADS |= dict.fromkeys(("apertus", *WRITTEN), "llama2")
 """Model: the workload whose task, data and recipe it takes. benchmarks/zoo.py has every decoder of the library."""
 PAIRS = {"rows": 300, "sequence_length": 64, "document_tokens": 32, "prompt": "{instruction}:"}
 """Data of rows of several documents: short ones, as there are tokens of little more than bytes."""
@@ -45,11 +41,10 @@ BLOCKS = {"gpt2": ["transformer.wte", "transformer.h.*"]}
 HARD = {"gradient_accumulation_steps": 2, "activation_checkpointing": "full", "max_grad_norm": 0.01}
 HARD["label_smoothing"] = 0.1
 HALF = {"max_steps": 2, "checkpoint_interval_steps": 2}
-RESUMED = [("tp", "fsdp_tp", "mixtral"), ("fsdp", "pp_zbv", "gpt2"), ("tp", "ddp", "gemma3")]
-"""Strategy that stops, that resumes, model: with experts, an embedding of two stages, a shared head of keys."""
-RESUMED_SHORT = RESUMED[:2]
+RESUMED = [("tp", "fsdp_tp", "mixtral"), ("fsdp", "pp_zbv", "gpt2")]
+"""Strategy that stops, that resumes, model: with experts, an embedding of two stages."""
 MEASURED = ("pp_zbv-llama", "tp-gemma3")
-"""Cases whose memory is compared with their plan."""
+"""Cases that are compared with their plan."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +109,6 @@ CASES = [
     *rows("granite", "cp_ring"),
     *rows("gpt2_packed", "fsdp cp", "pp tp cp_ring"),
     *rows("opt", "tp"),
-    *rows("apertus_whole", "", "tp"),
     *rows("t5", "", "fsdp_offload zero3 fsdp_tp", hard=True),
     *rows("llama", "", "fsdp zero2 pp cp fsdp_cp tp tp_sp tp_loss", hard=True),
     *rows("gpt2", "", "fsdp_pp fsdp_tp_pp pp_zbv", hard=True),
@@ -127,7 +121,6 @@ CASES = [
     *rows("gemma3", "", "tp", adapted=True),
     *rows("mixtral", "ep", "fsdp_tp_ep tp", adapted=True),
 ]
-PARTIAL = Case("tp", "apertus")
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +131,7 @@ def resolved(tmp_path_factory):
     def changed(name):
         workload = load.workload(WORKLOADS[name]).model_copy(deep=True)  # the loaded one is everybody's
         no_plan = {
-            "tensor": {f"model.{pattern}": style for pattern, style in WRITTEN.get(name, {}).items()},
+            "tensor": {},
             "tensor_sizes": [],
             "segments": [],
             "experts": {},
@@ -152,7 +145,7 @@ def resolved(tmp_path_factory):
 
     workloads = {}
     for name in WORKLOADS:
-        transformers_models.make(name.removesuffix("_whole").removesuffix("_packed"), folder / name)
+        transformers_models.make(name.removesuffix("_packed"), folder / name)
         workloads[name] = changed(name)
         if name == "vit":
             shape = {"classes": 10, "channels": 1, "image_size": 28}
@@ -185,23 +178,20 @@ def folder(request, server, resolved, tmp_path_factory):
     for case in cases:
         group.add(case.single, resolved("single", case.model, dtype=case.dtype, **case.recipe_of_single))
     group.start(1)
-    runs = {case.name: resolved(case.strategy, case.model, dtype=case.dtype, **case.recipe) for case in cases}
-    for measured in (True, False):  # in ranks of their own: DeepSpeed leaves some memory in its process
-        for ranks in (1, 2, 4, 8):
-            for name, run in runs.items():
-                if run.world_size == ranks and (name in MEASURED) == measured:
-                    group.add(name, run)
-            for before, after, model in pairs:
-                run = resolved(before, model, dtype="float64", **HALF)
-                if run.world_size == ranks and not measured:
-                    group.add(f"{before}-{after}-{model}-half", run)
+    first, second = defaultdict(list), defaultdict(list)
+    for case in cases:
+        run = resolved(case.strategy, case.model, dtype=case.dtype, **case.recipe)
+        first[run.world_size].append((case.name, run, None))
+    for before, after, model in pairs:
+        run, name = resolved(before, model, dtype="float64", **HALF), f"{before}-{after}-{model}"
+        first[run.world_size].append((f"{name}-half", run, None))
+        run = resolved(after, model, dtype="float64")
+        second[run.world_size].append((name, run, f"{name}-half"))
+    for by_ranks in (first, second):
+        for ranks, runs in by_ranks.items():
+            for name, run, resume in runs:
+                group.add(name, run, resume=resume)
             group.start(ranks)
-    for ranks in (1, 2, 4):
-        for before, after, model in pairs:
-            run = resolved(after, model, dtype="float64")
-            if run.world_size == ranks:
-                group.add(f"{before}-{after}-{model}", run, resume=f"{before}-{after}-{model}-half")
-        group.start(ranks)
     return group
 
 
@@ -211,48 +201,19 @@ def test_equals_one_device(folder, resolved, case, tmp_path):
     found = differences(folder.folder / case.name, folder.folder / case.single, run, folder.data / case.model)
     assert outside(found, native=case.native) == {}
     report = json.loads((folder.folder / case.name / "train.json").read_text())
-    if case.native and not case.recipe and (expected := bytes_by_theory(folder.folder / case.name)):
-        assert report["bytes_per_step"] == pytest.approx(expected, rel=1e-9)
     if case.name in MEASURED:
         check_plan(folder, resolved(case.strategy, case.model, dtype="float64"), report)
-    if case.name == "ep-mixtral":
-        check_plan_of_experts(folder, resolved("ep", "mixtral", dtype="float64"), report)
     if case.name in ("fsdp-t5", "fsdp-llama", "fsdp-gpt2", "tp-vit"):
         check_library_reads(case.model, run.model.folder, folder.folder / case.name / "model.safetensors", tmp_path)
 
 
 def check_plan(folder, run, report):
-    """A plan says what is held and sent."""
+    """A plan says what is sent, and the weights that are held."""
     (plan,) = simulate([(run, folder.data / run.workload)])
     assert not isinstance(plan, str), plan
-    ranks_of_tp = run.mesh.root.get("tp", 1)
     assert sum(entry["bytes"] for entry in plan["traffic"]) == pytest.approx(report["bytes_per_step"], rel=1e-9)
     for rank, planned in zip(plan["ranks"], plan["tensor_bytes"], strict=True):
-        measured = report["tensor_bytes"][rank]["largest"]
-        assert planned["largest"]["weights"] == measured["weights"]
-        # Gloo's thread may let go of what it gathered (here the logits, of tp ranks) only after the step went on.
-        late = planned["largest"]["gathered"] / ranks_of_tp if ranks_of_tp > 1 else 0
-        held = planned["largest"]["activations"]
-        assert held / 1.01 < measured["activations"] < 1.01 * held + late
-
-
-def check_plan_of_experts(folder, run, report):
-    """A plan spreads tokens over the experts of the library."""
-    (plan,) = simulate([(run, folder.data / run.workload)])
-    planned, measured = (without_exchanges(each["traffic"]) for each in (plan, report))
-    assert planned[0] == pytest.approx(measured[0], rel=1e-9)
-    assert planned[1] == pytest.approx(measured[1], rel=0.2)
-    # As PaLM counts (see tests/unit/test_flops.py), where two of four experts are active.
-    active = sum(
-        value.numel() * (0.5 if ".experts." in name else 1)
-        for name, value in build_model(run).named_parameters()
-        if value.dim() > 1 and "embed_tokens" not in name
-    )
-    config = transformers_models.CONFIGS["mixtral"]
-    length, width = TINY["llama2"]["sequence_length"], config.hidden_size
-    tokens = run.recipe.global_batch_size * length
-    expected = tokens * (6 * active + 12 * config.num_hidden_layers * width * length)
-    assert plan["flops_per_step"] == report["flops_per_step"] == expected
+        assert planned["largest"]["weights"] == report["tensor_bytes"][rank]["largest"]["weights"]
 
 
 def check_library_reads(name, given, trained, place):
@@ -266,20 +227,7 @@ def check_library_reads(name, given, trained, place):
     assert all(read[key].equal(expected[key]) for key in expected)
 
 
-@pytest.mark.parametrize("case", [PARTIAL], ids=["apertus"])
-def test_a_plan_that_lacks_a_sum_of_gradients_makes_a_difference(folder, resolved, case):
-    """The library's plan of Apertus: alpha_p and alpha_n of its activation have the gradient of each rank's part."""
-    gradients, expected = (
-        load_file(folder.folder / name / "gradients.safetensors") for name in (case.name, case.single)
-    )
-    wrong = {name for name, value in expected.items() if not torch.allclose(gradients[name], value, rtol=1e-9)}
-    assert wrong == {f"model.layers.{n}.mlp.act_fn.alpha_{sign}" for n in (0, 1) for sign in "np"}
-
-
-@pytest.mark.parametrize(
-    "pair",
-    [pytest.param(pair, marks=[pytest.mark.long] * (pair not in RESUMED_SHORT), id="-".join(pair)) for pair in RESUMED],
-)
+@pytest.mark.parametrize("pair", RESUMED, ids="-".join)
 def test_resumes_under_another_strategy(folder, pair):
     before, after, model = pair
     actual, single = folder.folder / f"{before}-{after}-{model}", folder.folder / f"single-{model}-float64"
@@ -298,7 +246,6 @@ def test_another_number_of_layers_has_their_kinds(layers, tmp_path):
     config, unknown = configuration(tmp_path, {"num_hidden_layers": layers})
     assert not unknown
     assert config.layer_types == (kinds * 2)[:layers]
-    config.save_pretrained(tmp_path / "saved")
 
 
 def test_the_initial_weights_are_the_folders_but_for_a_head_of_another_size(resolved, capsys):
@@ -326,25 +273,8 @@ def test_the_entries_of_the_sources_change_keys_that_the_models_have(workload, k
     assert all(models.matching(model, pattern) for pattern in run.model.blocks)
 
 
-def test_fresh_weights_are_not_the_folders(resolved):
-    run = resolved("single", "llama")
-    fresh = run.model_copy(update={"model": run.model.model_copy(update={"pretrained": False})})
-    one, other = (initial_weights(each)["lm_head.weight"] for each in (run, fresh))
-    assert one.shape == other.shape
-    assert not one.equal(other)
-
-
 def test_what_does_not_fit_is_said(resolved, tmp_path):
     run = resolved("single", "llama")
-
-    def build(**changes):
-        return build_model(run.model_copy(update={"model": run.model.model_copy(update=changes)}))
-
-    shutil.copy(f"{resolved('single', 't5').model.folder}/config.json", tmp_path)
-    with pytest.raises(UserError, match="cannot be read as a model for language_modelling"):
-        build(folder=str(tmp_path))
-    with pytest.raises(UserError, match="regression has no transformers models"):
-        build_model(run.model_copy(update={"task": "regression"}))
     for name, words in (("hf:./nowhere", r"\./nowhere/config\.json does not exist"), ("hf:gpt2", "not hf:owner/name")):
         with pytest.raises(UserError, match=words):
             pretrained.settings(run.model.model_copy(update={"name": name}), "w.yaml")

@@ -5,14 +5,10 @@ Each case names its run, data, weights, output folder and, to show that the suit
 
 import gc
 import json
-import shutil
-import time
-from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
 import foreign
-import theory
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
@@ -22,7 +18,7 @@ from shardlab import parallel
 from shardlab.measure import flops
 from shardlab.models.weights import on_disk
 from shardlab.parallel import ddp
-from shardlab.runtime import device, distributed, tasks
+from shardlab.runtime import distributed, tasks
 from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Run
 from shardlab.train import evaluation, loop
@@ -44,19 +40,17 @@ def main(cases):
             continue
         torch._dynamo.reset()  # else a case runs eagerly when those before it have filled the cache
         build = parallel.build
-        parallel.build = FAULTS.get(case["fault"], lambda build: build)(build)
+        parallel.build = unreduced_norm(build) if case["fault"] else build
         try:
             if case["capture"]:
                 like = case["like"] and Run.model_validate(case["like"])
-                with peak_noted(run, output):
-                    capture(run, Path(case["data"]), Path(case["weights"]), output, like)
+                capture(run, Path(case["data"]), Path(case["weights"]), output, like)
                 continue
             resume = case["resume"] and Path(case["resume"])
             observe = keep_first_gradients(output)
             with (
-                mock.patch.object(loop, "train_step", watched(loop.train_step, output)),
+                mock.patch.object(loop, "train_step", watched(loop.train_step)),
                 mock.patch.object(flops, "count_flops", counted_once(flops.count_flops)),
-                theory_noted(output),
             ):
                 files = Path(case["data"]), Path(case["weights"]), output
                 options = loop.TrainOptions(resume=resume, on_gradients=observe)
@@ -64,16 +58,6 @@ def main(cases):
         finally:
             parallel.build = build
     distributed.finish()
-
-
-@contextmanager
-def peak_noted(run, output):
-    """Write the most bytes that tensors take on this rank's device, unless that is a CPU."""
-    devices = [device.device_for_rank(run.site.device)]
-    device.forget_peak(devices)
-    yield
-    if run.site.device == "cuda":
-        (output / f"peak-{dist.get_rank()}.json").write_text(json.dumps(device.peak_memory(devices)))
 
 
 COUNTED = {}
@@ -93,65 +77,21 @@ def counted_once(count_flops):
     return counting
 
 
-@contextmanager
-def theory_noted(output):
-    """Write, on each rank, what theory says that it sends in the counted step."""
-    counted_load, collect = tasks.Task.counted_load, loop.collect_measurements
-    rows = []  # tokens of each step per layer and expert
+def watched(train_step):
+    """A simulated device refuses to be waited for from the third step on; in the second DDP still sets things up."""
 
-    def counting(task, shape):
-        counts = task._dispatched
-        rows.append(counts[:, : shape[1]] if isinstance(counts, torch.Tensor) and shape else 0)
-        return counted_load(task, shape)
-
-    def collecting(state, meter):
-        step = min(meter.counted, state.steps.count - 1)
-        world, taken = state.world, rows[meter.counted - state.start.step :]
-        part = 0 if world.expert_mesh is None else world.expert_mesh.get_local_rank()
-        batches = state.steps[step].micro_batches
-        sent = theory.bytes_per_step(state.engine.run, state.task, batches, taken[0] if taken else 0, part)
-        (output / f"theory-{world.rank}.json").write_text(json.dumps(sent))
-        return collect(state, meter)
-
-    with (
-        mock.patch.object(tasks.Task, "counted_load", counting),
-        mock.patch.object(loop, "collect_measurements", collecting),
-    ):
-        yield
-
-
-def watched(train_step, output):
-    """``train_step`` that writes, on each rank, what this is of the groups and of the checkpoint."""
-
-    def watching(engine, step, world, *args, **options):
-        with unread(engine, step.number):
-            taken = train_step(engine, step, world, *args, **options)
-        if step.number == 1:
-            (output / f"rank-{world.rank}.json").write_text(json.dumps(of_rank(engine, world)))
+    def watching(engine, step, *args, **options):
+        # The host does a part of an offloaded step, and a loop over experts needs their numbers of tokens.
+        reads = engine.run.options.cpu_offload or engine.run.workload == "moe"
+        refuses = engine.world.device.type == "sim" and step.number > 1 and not reads
+        if refuses:
+            torch.sim.forbid_host_reads(True)
+        taken = train_step(engine, step, *args, **options)
+        if refuses:
+            torch.sim.forbid_host_reads(False)
         return taken
 
     return watching
-
-
-def of_rank(engine, world):
-    """After how long this rank's groups give a collective up, and the tensors that it writes of a checkpoint."""
-    groups = world.mesh.get_all_groups() if world.mesh else []
-    backends = [group._get_backend(torch.device(kind)) for group in groups for kind in group._device_types]
-    written = engine.weights_state(to_write=True) | engine.optimizer_state(to_write=True)
-    return {"timeouts": [each.options._timeout.total_seconds() for each in backends], "written": [*written]}
-
-
-@contextmanager
-def unread(engine, step):
-    """A simulated device refuses to be waited for from the third step on; in the second DDP still sets things up."""
-    # The host does a part of an offloaded step, and a loop over experts needs their numbers of tokens.
-    reads = engine.run.options.cpu_offload or engine.run.workload == "moe"
-    refuses = engine.world.device.type == "sim" and step > 1 and not reads
-    if refuses:
-        torch.sim.forbid_host_reads(True)
-    yield
-    if refuses:
-        torch.sim.forbid_host_reads(False)
 
 
 def evaluate_and_weigh(run, data, weights, output):
@@ -182,20 +122,6 @@ def keep_first_gradients(output):
     return observe
 
 
-def summed_not_averaged(build):
-    """DDP whose gradients are summed over the ranks."""
-
-    def sum_only(_, bucket):
-        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda future: future.value()[0])
-
-    def faulty(*args):
-        engine = build(*args)
-        engine.models[0].register_comm_hook(None, sum_only)
-        return engine
-
-    return faulty
-
-
 def unreduced_norm(build):
     """DDP that leaves the norm layers' gradients as each rank computed them."""
 
@@ -209,42 +135,3 @@ def unreduced_norm(build):
             return build(*args)
 
     return faulty
-
-
-def dropped_embedding(build):
-    """A training step that loses the embedding's gradient, as compile x TP once did."""
-
-    def faulty(*args):
-        engine = build(*args)
-        forward_backward = engine.forward_backward
-
-        def add_and_drop(*args, **options):
-            loss = forward_backward(*args, **options)
-            engine.parts[0].embedding.weight.grad.zero_()
-            return loss
-
-        engine.forward_backward = add_and_drop
-        return engine
-
-    return faulty
-
-
-def torn_folder(build):
-    """Rank 0 clears the place of a checkpoint late: one that does not wait for it has made its part before."""
-    remove = shutil.rmtree
-
-    def late(path, **options):
-        time.sleep(0.5 * str(path).endswith(".new"))
-        remove(path, **options)
-
-    if dist.get_rank() == 0:
-        shutil.rmtree = late
-    return build
-
-
-FAULTS = {
-    "torn_folder": torn_folder,
-    "summed": summed_not_averaged,
-    "unreduced_norm": unreduced_norm,
-    "dropped_embedding": dropped_embedding,
-}

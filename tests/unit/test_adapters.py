@@ -1,14 +1,17 @@
 """Adapters: what they are refused for, what they begin with, and that peft reads what is exported."""
 
+import peft
 import pytest
 import torch
-from safetensors.torch import save_file
+import transformers
+from safetensors.torch import load_file, save_file
 
 from helpers.common import build, initial_weights, tiny_run
-from helpers.exported_adapters import distances
 from helpers.transformers_models import CONFIGS
 from shardlab import models
 from shardlab.errors import UserError
+from shardlab.models import export
+from shardlab.models.weights import materialize
 
 TARGETS = ["layers.*.attention.*", "layers.1.down", "output"]
 
@@ -57,5 +60,19 @@ def test_peft_computes_the_same_from_what_is_exported(tmp_path):
         if name.endswith("lora_B"):
             value.normal_()
     save_file(weights, tmp_path / "weights")
-    of_peft, merged, without = distances(run, tmp_path / "weights", tmp_path)
-    assert max(of_peft, merged) < 1e-5 < 1e-1 < without  # the library computes norms and angles in float32
+    model = build(run)
+    materialize(model, tmp_path / "weights", torch.device("cpu"))
+    export.write(run, tmp_path / "weights", tmp_path, tmp_path / "exported")
+    tokens = torch.randint(0, run.model.args["vocab_size"], (2, 16))
+    kind, adapter = transformers.AutoModelForCausalLM, tmp_path / "exported" / "adapter"
+    with torch.no_grad():
+        ours = model(tokens)
+        merged = kind.from_pretrained(tmp_path / "exported", dtype=torch.float64)(tokens).logits
+        base = kind.from_pretrained(adapter / "base", dtype=torch.float64)
+        without = base(tokens).logits
+        read = peft.PeftModel.from_pretrained(base, adapter, autocast_adapter_dtype=False).double()
+        of_peft = read(tokens).logits
+    written = peft.get_peft_model_state_dict(read, save_embedding_layers=False)
+    assert load_file(adapter / "adapter_model.safetensors").keys() == written.keys()
+    apart = [float((each - ours).abs().max() / ours.abs().max()) for each in (of_peft, merged, without)]
+    assert max(apart[:2]) < 1e-5 < 1e-1 < apart[2]  # the library computes norms and angles in float32

@@ -2,16 +2,12 @@
 
 import json
 import resource
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from helpers.common import tiny_run
-from shardlab.data import split_file
-from shardlab.data.order import in_order
-from shardlab.data.split_file import SplitFile
 from shardlab.runtime import tasks
 from shardlab.runtime.batches import PrefetchLoader, Steps
 from shardlab.runtime.distributed import World
@@ -40,13 +36,7 @@ def test_a_step_that_was_prepared_ahead_is_the_same(tiny_data):
 
 
 @pytest.mark.parametrize(
-    ("epochs", "max_steps", "count", "validated"),
-    [
-        (2, None, 6, [2, 5]),
-        (3, 5, 5, [2, 4]),
-        (3, 7, 7, [2, 5, 6]),
-        (1, 1, 1, [0]),
-    ],
+    ("epochs", "max_steps", "count", "validated"), [(2, None, 6, [2, 5]), (3, 5, 5, [2, 4]), (3, 7, 7, [2, 5, 6])]
 )
 def test_a_training_validates_after_each_epoch_and_at_its_end(tiny_data, epochs, max_steps, count, validated):
     steps = steps_of("mlp", tiny_data / "mlp", epochs=epochs, max_steps=max_steps)
@@ -54,21 +44,6 @@ def test_a_training_validates_after_each_epoch_and_at_its_end(tiny_data, epochs,
     assert steps.count == count
     assert [number for number in range(count) if steps[number].validates] == validated
     assert [steps[number].epoch for number in range(count)] == [number // 3 for number in range(count)]
-
-
-def test_what_goes_wrong_ahead_is_raised_where_the_step_is_asked_for(tiny_data):
-    class Broken(Steps):
-        def __getitem__(self, number):
-            if number:
-                raise OSError("the disk is gone")
-            return super().__getitem__(number)
-
-    whole = steps_of("mlp", tiny_data / "mlp")
-    broken = Broken(whole.task, Engine(), whole.recipe, 1, whole.world)
-    with PrefetchLoader(broken, CPU, prepare=True) as ahead:
-        ahead[0]
-        with pytest.raises(OSError, match="the disk is gone"):
-            ahead[1]
 
 
 def test_a_token_file_larger_than_the_memory_is_read_where_it_is_asked_for(tmp_path):
@@ -88,26 +63,3 @@ def test_a_token_file_larger_than_the_memory_is_read_where_it_is_asked_for(tmp_p
     assert batch.shape == (5, LENGTH - 1)
     assert steps.task.batch("train", np.array([WINDOWS - 1]))["targets"][0, -1] == 77
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024  # KiB
-
-
-def test_what_was_read_of_a_large_file_is_not_held(tmp_path, monkeypatch):
-    path = tmp_path / "train.safetensors"
-    with SplitFile(path, "test") as file:
-        for number in range(8):
-            file.append({"tokens": np.full((1000, 1024), number, np.int32)})
-        file.save()
-    task = steps_of("llama2", tmp_path).task
-
-    def held():
-        maps = Path("/proc/self/smaps").read_text().split(str(path))
-        return sum(int(text.split("Rss:")[1].split()[0]) for text in maps[1:]) / 1024
-
-    def read():
-        for batch in in_order(8000, 100):
-            task.batch("train", batch)
-
-    read()
-    assert held() > 25, "all of the 31 MiB"
-    monkeypatch.setattr(split_file, "HELD", 2**20)
-    read()
-    assert held() < 5

@@ -101,7 +101,7 @@ def test_a_damaged_one_is_skipped_with_a_sentence_and_the_end_is_the_same(traine
     assert [record["step"] for record in read(output / "metrics.jsonl") if record["kind"] == "attempt"] == [0, 2]
 
 
-@pytest.mark.parametrize(("every", "requested", "stopped"), [(2, 3, 4), (9, 1, 3), (9, 3, 5)])
+@pytest.mark.parametrize(("every", "requested", "stopped"), [(2, 3, 4), (9, 1, 3)])
 def test_a_stop_is_obeyed_and_loses_no_validation(trained, tmp_path, monkeypatch, every, requested, stopped):
     """Also where a checkpoint is due ``every`` few steps, and at the end of an epoch, which is after 3 steps."""
     run, data, initial, whole = trained
@@ -137,17 +137,6 @@ def test_what_killed_processes_left_of_checkpoints_is_removed_with_the_next_one(
     assert [*(tmp_path / "checkpoints").iterdir()] == [manifest.place(tmp_path, 6)], "the newest"
 
 
-def test_a_checkpoint_loses_its_manifest_first(tmp_path, monkeypatch):
-    """So that a kill leaves no checkpoint that looks valid."""
-    for step in (99_999_999, 100_000_000):
-        manifest.place(tmp_path, step).mkdir(parents=True)
-        (manifest.place(tmp_path, step) / manifest.NAME).touch()
-    removed = []
-    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: removed.append((path.name, [*path.iterdir()])))
-    manifest.prune(tmp_path, 1)
-    assert removed[0] == ("step-99999999", []), "the older one, by its number"
-
-
 def test_another_configuration_is_refused_with_its_key_or_begins_afresh(trained, tmp_path):
     run, data, initial, whole = trained
     shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
@@ -171,24 +160,14 @@ def test_a_training_that_goes_on_has_the_best_weights_and_the_counts_of_before(t
     shutil.copyfile(initial, folder / BEST)
     files = found.files | {BEST: manifest.File(bytes=initial.stat().st_size, sha256=sha256(initial))}
     found.model_copy(update={"best": -1.0, "skipped": 7, "files": files}).write(folder / manifest.NAME)
-    for every, out in ((100, tmp_path / "out"), (2, tmp_path / "kept")):
-        again = changed(run, checkpoint_interval_steps=every)
-        out.mkdir()
-        (out / BEST).write_bytes(b"of a step that was lost")
-        assert loop.train(again, data, initial, out, {}, loop.TrainOptions(resume=folder))
-        assert TrainReport.read(out / "train.json", "").skipped_steps == 7
-        assert (out / BEST).exists()
-        assert filecmp.cmp(out / BEST, initial, shallow=False)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / BEST).write_bytes(b"of a step that was lost")
+    assert loop.train(run, data, initial, out, {}, loop.TrainOptions(resume=folder))
+    assert TrainReport.read(out / "train.json", "").skipped_steps == 7
+    assert filecmp.cmp(out / BEST, initial, shallow=False)
     last = manifest.read(manifest.place(out, 6))
     assert (last.best, last.skipped, last.files.get(BEST)) == (-1.0, 7, files[BEST])
-
-
-def test_a_training_does_not_go_on_beyond_its_end(trained, tmp_path):
-    *_, whole = trained
-    folder, world = manifest.place(whole, 6), World(0, 1, torch.device("cpu"))
-    made = [manifest.read(folder), mock.MagicMock(), mock.Mock(count=5), folder, world, tmp_path]
-    with pytest.raises(UserError, match=r"step-00000006 is at step 6, beyond this run's 5 steps; raise max_steps"):
-        resume.restore(*made)
 
 
 def test_when_a_checkpoint_is_due(trained, tmp_path, monkeypatch):

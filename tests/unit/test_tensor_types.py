@@ -7,8 +7,7 @@ import torch
 from foreign_models import MODELS
 from torch import nn
 
-from helpers.common import TINY, build, initial_weights, save_initial, tiny_run
-from shardlab import models
+from helpers.common import build, save_initial
 from shardlab.errors import UserError
 from shardlab.models import weights
 
@@ -57,16 +56,6 @@ def test_a_foreign_model_is_what_its_constructor_makes(name, dtype, tmp_path):
     check(loaded(run, tmp_path / "weights"), plain)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("workload", TINY)
-def test_our_models_are_what_their_constructors_make(workload, dtype, tmp_path):
-    run = tiny_run(workload, dtype=dtype)
-    plain = models.import_module(f"shardlab.models.{run.model.name}").Model(**run.model.args)
-    reference.in_precision(plain, getattr(torch, dtype))
-    plain.load_state_dict(initial_weights(run))
-    check(loaded(run, tmp_path / "weights"), plain)
-
-
 class Holder(nn.Module):
     """One saved tensor."""
 
@@ -95,30 +84,3 @@ def test_a_file_of_another_type_is_refused(tmp_path):
         UserError, match=r"other weights than the model: value is F32 \(2,\) in the file, I64 \(2,\) in"
     ):
         weights.materialize(Holder(torch.zeros(2, dtype=torch.int64)), tmp_path / "file", torch.device("cpu"))
-
-
-class Initialized(nn.Module):
-    """Drawn module by module, with a frozen part, an index and quantized weights."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(2, 2)
-        self.linear.bias.requires_grad_(False)
-        self.codes = nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False)
-        self.register_buffer("ident", torch.tensor([2**24 + 1]))
-
-    def reset_parameters(self):
-        self.codes.copy_(torch.tensor([5, -7, 127]))
-
-    def initialize(self, module):
-        if module is self.linear:
-            module.bias.fill_(0.5)
-
-
-def test_modules_that_are_drawn_one_by_one_keep_their_types(monkeypatch, tmp_path):
-    monkeypatch.setattr(models, "create", lambda name, args: Initialized())
-    model = loaded(tiny_run("mlp", dtype="bfloat16"), tmp_path / "weights")
-    assert model.codes.tolist() == [5, -7, 127]
-    assert model.ident.tolist() == [2**24 + 1]
-    assert model.linear.bias.tolist() == [0.5, 0.5]
-    assert [name for name, value in model.named_parameters() if value.requires_grad] == ["linear.weight"]

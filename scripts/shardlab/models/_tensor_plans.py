@@ -11,140 +11,96 @@ that all channels share), bitnet (it norms over the heads of all ranks), and Fal
 layers return; with one key head, the layer of the queries has two heads more than these).
 """
 
-LLAMA = {
-    "self_attn.q_proj": "colwise",
-    "self_attn.k_proj": "colwise",
-    "self_attn.v_proj": "colwise",
-    "self_attn.o_proj": "rowwise",
-    "mlp.gate_proj": "colwise",
-    "mlp.up_proj": "colwise",
-    "mlp.down_proj": "rowwise",
-}
-ENDS = {"model.embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
+
+def _split(columns: str, rows: str, **more: str) -> dict[str, str]:
+    """Return the styles of a layer's modules: those split by columns, by rows, and ``more``."""
+    return dict.fromkeys(columns.split(), "colwise") | dict.fromkeys(rows.split(), "rowwise") | more
 
 
-OPT = {
-    "self_attn.q_proj": "colwise",
-    "self_attn.k_proj": "colwise",
-    "self_attn.v_proj": "colwise",
-    "self_attn.out_proj": "rowwise",
-    "self_attn": "local_heads",
-    "fc1": "colwise",
-    "fc2": "rowwise",
-}
-FUSED = {
-    "query_key_value": "colwise",
-    "dense": "rowwise",
-    "": "local_heads",
-}
-"""An attention whose queries, keys and values are interleaved by head."""
-MLP = {"mlp.dense_h_to_4h": "colwise", "mlp.dense_4h_to_h": "rowwise"}
-GPT = {
-    "attn.c_attn": "packed_colwise_3",
-    "attn.c_proj": "rowwise",
-    "attn": "local_heads",
-    "mlp.c_fc": "colwise",
-    "mlp.c_proj": "rowwise",
-}
+def _model(embedding: str, layers: str, plan: dict[str, str]) -> dict[str, str]:
+    """Return the plan of a decoder: a split embedding, layers, and logits that are gathered."""
+    ends = {embedding: "embedding_rowwise", "lm_head": "colwise_gather_output"}
+    return ends | {f"{layers}.*.{name}": style for name, style in plan.items()}
 
 
-def _in(name: str, plan: dict[str, str]) -> dict[str, str]:
-    return {f"{name}.{each}".rstrip("."): style for each, style in plan.items()}
+def _as_llama(more: dict[str, str]) -> dict[str, str]:
+    """Return the plan of a decoder whose modules have Llama's names, and ``more``."""
+    columns = "self_attn.q_proj self_attn.k_proj self_attn.v_proj mlp.gate_proj mlp.up_proj"
+    return _model(*LLAMA, _split(columns, "self_attn.o_proj mlp.down_proj") | more)
 
 
-def _layers(prefix: str, plan: dict[str, str]) -> dict[str, str]:
-    return {f"{prefix}.*.{name}": style for name, style in plan.items()}
-
+LLAMA = ("model.embed_tokens", "model.layers")
+OF_NORM = "replicated_with_grad_allreduce"
 
 PLANS: dict[str, dict[str, str]] = {
-    "bloom": {"transformer.word_embeddings": "embedding_rowwise", "lm_head": "colwise_gather_output"}
-    | _layers("transformer.h", _in("self_attention", FUSED) | MLP),
-    "gpt2": {"transformer.wte": "embedding_rowwise", "lm_head": "colwise_gather_output"}
-    | _layers("transformer.h", GPT),
-    "gpt_neo": {"transformer.wte": "embedding_rowwise", "lm_head": "colwise_gather_output"}
-    | _layers(
+    "bloom": _model(
+        "transformer.word_embeddings",
         "transformer.h",
-        {
-            "attn.attention.q_proj": "colwise",
-            "attn.attention.k_proj": "colwise",
-            "attn.attention.v_proj": "colwise",
-            "attn.attention.out_proj": "rowwise",
-            "attn.attention": "local_heads",
-            "mlp.c_fc": "colwise",
-            "mlp.c_proj": "rowwise",
-        },
+        # Queries, keys and values are interleaved by head.
+        _split(
+            "self_attention.query_key_value mlp.dense_h_to_4h",
+            "self_attention.dense mlp.dense_4h_to_h",
+            self_attention="local_heads",
+        ),
     ),
-    "gpt_oss": ENDS
-    | _layers(
-        "model.layers",
-        {name: style for name, style in LLAMA.items() if name.startswith("self_attn")}
-        | {"self_attn.sinks": "rowwise", "self_attn": "local_params"},
-    ),
-    "gptj": {"transformer.wte": "embedding_rowwise", "lm_head": "colwise_gather_output"}
-    | _layers(
+    "gpt2": _model(
+        "transformer.wte",
         "transformer.h",
-        {
-            "attn.q_proj": "colwise",
-            "attn.k_proj": "colwise",
-            "attn.v_proj": "colwise",
-            "attn.out_proj": "rowwise",
-            "attn": "local_heads",
-            "mlp.fc_in": "colwise",
-            "mlp.fc_out": "rowwise",
-        },
+        {"attn.c_attn": "packed_colwise_3"} | _split("mlp.c_fc", "attn.c_proj mlp.c_proj", attn="local_heads"),
     ),
-    "hunyuan_v1_dense": ENDS
-    | _layers(
-        "model.layers",
-        LLAMA
-        | {
-            "self_attn.query_layernorm": "replicated_with_grad_allreduce",
-            "self_attn.key_layernorm": "replicated_with_grad_allreduce",
-        },
+    "gpt_neo": _model(
+        "transformer.wte",
+        "transformer.h",
+        {"attn.attention": "local_heads"}
+        | _split(
+            "attn.attention.q_proj attn.attention.k_proj attn.attention.v_proj mlp.c_fc",
+            "attn.attention.out_proj mlp.c_proj",
+        ),
     ),
-    "lfm2": ENDS
-    | _layers(
-        "model.layers",
-        {
-            "self_attn.q_proj": "colwise",
-            "self_attn.k_proj": "colwise",
-            "self_attn.v_proj": "colwise",
-            "self_attn.out_proj": "rowwise",
-            "self_attn.q_layernorm": "replicated_with_grad_allreduce",
-            "self_attn.k_layernorm": "replicated_with_grad_allreduce",
-            "feed_forward.w1": "colwise",
-            "feed_forward.w3": "colwise",
-            "feed_forward.w2": "rowwise",
-        },
+    "gpt_oss": _model(
+        *LLAMA,
+        _split(
+            "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+            "self_attn.o_proj self_attn.sinks",
+            self_attn="local_params",
+        ),
     ),
-    "mpt": {"transformer.wte": "embedding_rowwise", "lm_head": "colwise_gather_output"}
-    | _layers(
+    "gptj": _model(
+        "transformer.wte",
+        "transformer.h",
+        _split("attn.q_proj attn.k_proj attn.v_proj mlp.fc_in", "attn.out_proj mlp.fc_out", attn="local_heads"),
+    ),
+    "hunyuan_v1_dense": _as_llama({"self_attn.query_layernorm": OF_NORM, "self_attn.key_layernorm": OF_NORM}),
+    "lfm2": _model(
+        *LLAMA,
+        {"self_attn.q_layernorm": OF_NORM, "self_attn.k_layernorm": OF_NORM}
+        | _split(
+            "self_attn.q_proj self_attn.k_proj self_attn.v_proj feed_forward.w1 feed_forward.w3",
+            "self_attn.out_proj feed_forward.w2",
+        ),
+    ),
+    "mpt": _model(
+        "transformer.wte",
         "transformer.blocks",
-        {
-            "attn.Wqkv": "packed_colwise_3",
-            "attn.out_proj": "rowwise",
-            "attn": "local_heads",
-            "ffn.up_proj": "colwise",
-            "ffn.down_proj": "rowwise",
-        },
+        {"attn.Wqkv": "packed_colwise_3"} | _split("ffn.up_proj", "attn.out_proj ffn.down_proj", attn="local_heads"),
     ),
-    "opt": {"model.decoder.embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
-    | _layers("model.decoder.layers", OPT),
+    "opt": _model(
+        "model.decoder.embed_tokens",
+        "model.decoder.layers",
+        _split(
+            "self_attn.q_proj self_attn.k_proj self_attn.v_proj fc1", "self_attn.out_proj fc2", self_attn="local_heads"
+        ),
+    ),
     "t5": {
         f"{stack}.block.*.layer.*.DenseReluDense.{name}": style
         for stack in ("encoder", "decoder")
-        for name, style in {"wi": "colwise", "wi_0": "colwise", "wi_1": "colwise", "wo": "rowwise"}.items()
+        for name, style in _split("wi wi_0 wi_1", "wo").items()
     },  # its attention is whole: a layer's bias of positions and heads serves all others
-    "vit": _layers(
-        "vit.layers",
-        {
-            "attention.q_proj": "colwise",
-            "attention.k_proj": "colwise",
-            "attention.v_proj": "colwise",
-            "attention.o_proj": "rowwise",
-            "mlp.fc1": "colwise",
-            "mlp.fc2": "rowwise",
-        },
-    ),
-    "stablelm": ENDS | _layers("model.layers", LLAMA | {"self_attn": "local_heads"}),
+    "vit": {
+        f"vit.layers.*.{name}": style
+        for name, style in _split(
+            "attention.q_proj attention.k_proj attention.v_proj mlp.fc1", "attention.o_proj mlp.fc2"
+        ).items()
+    },
+    "stablelm": _as_llama({"self_attn": "local_heads"}),
 }

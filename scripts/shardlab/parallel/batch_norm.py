@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
 
 from shardlab.models.contents import is_batch_norm
 from shardlab.patches.torch_internals import around_forward
@@ -42,6 +43,9 @@ def synchronize(model: nn.Module, group: dist.ProcessGroup | None, device: torch
 
 
 def _synchronized(group: dist.ProcessGroup | None, batch: Batch, forward: Callable[..., Any]) -> Callable[..., Tensor]:
+    # With a gradient that is summed as well: every rank's result depends on every rank's summand.
+    summed = partial(all_reduce, group=group or dist.group.WORLD)
+
     def synchronized(module: Any, x: Tensor) -> Tensor:
         if not module.training:
             return forward(module, x)  # type: ignore[no-any-return]
@@ -50,10 +54,10 @@ def _synchronized(group: dist.ProcessGroup | None, batch: Batch, forward: Callab
         shape = [1, -1] + [1] * (x.dim() - 2)
         weight = float(batch.counts)
         rows = x.new_full((1,), weight * x.numel() / x.shape[1])
-        total, count = _summed(torch.cat([weight * x.sum(dims), rows]), group).split([x.shape[1], 1])
+        total, count = summed(torch.cat([weight * x.sum(dims), rows])).split([x.shape[1], 1])
         mean = total / count
         centered = x - mean.view(shape)
-        variance = _summed(weight * centered.square().sum(dims), group) / count
+        variance = summed(weight * centered.square().sum(dims)) / count
         if module.track_running_stats:
             module.num_batches_tracked += 1
             rate = module.momentum if module.momentum is not None else 1 / module.num_batches_tracked
@@ -66,24 +70,3 @@ def _synchronized(group: dist.ProcessGroup | None, batch: Batch, forward: Callab
         return out
 
     return synchronized
-
-
-def _summed(value: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    return cast(Tensor, _Sum.apply(value, group))  # type: ignore[no-untyped-call]
-
-
-class _Sum(torch.autograd.Function):
-    """Sum over a group; every rank's result depends on every rank's summand, so gradients are summed as well."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        ctx.group = group
-        whole = value.clone()
-        dist.all_reduce(whole, group=group)
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        whole = gradient.contiguous().clone()
-        dist.all_reduce(whole, group=ctx.group)
-        return whole, None

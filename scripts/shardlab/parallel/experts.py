@@ -25,24 +25,20 @@ log = logging.getLogger(__name__)
 
 def split(modules: list[nn.Module], mesh: DeviceMesh) -> None:
     """Split Experts on the meta device in place over the 1-D ``mesh``, also those that tensor parallelism has split."""
+    ranks = mesh.size()
     for module in modules:
-        _split(cast(Experts, module), mesh)
+        split_parameters(module, mesh)
+        experts: Any = module
+        experts.matrices = partial(_matrices, experts, ranks)
+        experts.compute = partial(exchanged, compute=experts.compute, group=mesh.get_group())
     log.info("Applied expert parallelism to %d modules, mesh %s", len(modules), text_of_mesh(mesh))
 
 
-def _split(experts: Experts, mesh: DeviceMesh) -> None:
-    split_parameters(experts, mesh)
-    ranks = mesh.size()
-
-    def matrices() -> tuple[Tensor, ...]:
-        return tuple(
-            _Mean.apply(cast(DTensor, matrix).to_local(), ranks)  # type: ignore[no-untyped-call]
-            for matrix in (experts.gate, experts.up, experts.down)
-        )
-
-    compute = experts.compute
-    experts.matrices = matrices  # type: ignore[method-assign, assignment]
-    experts.compute = lambda rows, counts: exchanged(rows, counts, compute, mesh.get_group())  # type: ignore[method-assign]
+def _matrices(experts: Experts, ranks: int) -> tuple[Tensor, ...]:
+    return tuple(
+        _Mean.apply(cast(DTensor, matrix).to_local(), ranks)  # type: ignore[no-untyped-call]
+        for matrix in (experts.gate, experts.up, experts.down)
+    )
 
 
 def split_parameters(experts: nn.Module, mesh: DeviceMesh) -> None:
@@ -86,20 +82,13 @@ def exchanged(rows: Tensor, counts: Tensor, compute: Compute, group: dist.Proces
     ranks = group.size()
     sent = counts.view(ranks, -1)
     received = all_to_all_single(sent.contiguous(), None, None, group).view_as(sent)
-    ours, others = sizes(sent.sum(1), len(rows)), arrivals(received, len(rows))
+    ours, others = sizes(sent.sum(1), len(rows)), sizes(received.sum(1), len(rows))
     own = all_to_all_single_autograd(rows, others, ours, group)
     # By rank, and of each rank by expert; they have to be by expert.
     number = torch.arange(received.shape[1], device=rows.device).repeat(ranks)
     order = number.repeat_interleave(received.flatten(), output_size=len(own)).sort(stable=True).indices
     results, computed = compute(own[order], received.sum(0, dtype=counts.dtype))
     return all_to_all_single_autograd(results[inverse(order)], ours, others, group), computed
-
-
-def arrivals(received: Tensor, rows: int) -> list[int]:
-    """Return how many rows come from each rank: ``received`` (ranks, experts of this rank) on the host; where tensors
-    have no content, as many in all as the ``rows`` that this rank sends.
-    """
-    return sizes(received.sum(1), rows)
 
 
 def split_library(modules: list[nn.Module], mesh: DeviceMesh) -> None:

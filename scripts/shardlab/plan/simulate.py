@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,8 +51,6 @@ COUNTED = 2
 """The step that a training also counts: the simulated batch has the same shapes."""
 PARTS: Any = stage
 """The metadata that stages exchange has no public names."""
-Seen = list[tuple[str, nn.Module, Any, Any]]
-"""Calls of modules: how the plan splits it, the module, its inputs, its output."""
 
 
 def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterator[dict[str, Any] | str]:
@@ -394,30 +391,23 @@ def alone(states: list[tuple[Tensor, ...]]) -> type[TimedStage]:
 def boundary_states(run: Run, task: Task, batch: dict[str, Tensor]) -> list[tuple[Tensor, ...]]:
     """Return what each pipeline stage passes to the next for a batch on the meta device, as one rank holds it."""
     model: Any = meta_model(run)
-    seen: Seen = []
+    called: list[str] = []  # of the modules that the plan splits, how
     for pattern, style in run.model.tensor.items():
         for module in matching(model, pattern):
-            module.register_forward_hook(partial(record_call, seen, style))
-    attend_to_shapes(model)
-    state, keywords = task.inputs(batch)
-    return [
-        tuple(value[..., : value.shape[-1] // parts] for value in values)
-        for values, parts in states_after_stages(run, model, state, keywords, seen)
-    ]
-
-
-def states_after_stages(
-    run: Run, model: Any, state: Any, keywords: Any, seen: Seen
-) -> list[tuple[tuple[Tensor, ...], int]]:
-    """Return the state after each stage, and the number of parts that tensor parallelism splits it into there."""
+            module.register_forward_hook(lambda *_, style=style: called.append(style))
+    for module in model.modules():
+        if isinstance(module, Attention):  # whose result has the shape of its query
+            module.attend = lambda query, *_, **__: query
     where = boundaries(run.model.segments, run.mesh.stages * run.options.pipeline.stages_per_rank)
     last = {stop for _, stop in where}
+    state, keywords = task.inputs(batch)
     states = []
     for number, values in enumerate(model.states(*state, **keywords), 1):
         if number in last:
             # After a column layer the state stays split over the tensor-parallel ranks.
-            split = run.mesh.tensor_parallel and seen and seen[-1][0] == "column"
-            states.append((values, run.mesh.tensor_parts if split else 1))
+            split = run.mesh.tensor_parallel and called and called[-1] == "column"
+            parts = run.mesh.tensor_parts if split else 1
+            states.append(tuple(value[..., : value.shape[-1] // parts] for value in values))
     return states
 
 
@@ -426,22 +416,3 @@ def meta_model(run: Run) -> nn.Module:
     model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype)).to("meta")
     first_part(run).assign(model)
     return model
-
-
-def attend_to_shapes(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Replace the model's attention by nothing; return a list to which each call appends its query and its key."""
-    calls: list[tuple[Tensor, Tensor]] = []
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
-        calls.append((query, key))
-        return query
-
-    for module in model.modules():
-        if isinstance(module, Attention):
-            module.attend = attend
-    return calls
-
-
-def record_call(seen: Seen, style: str, module: nn.Module, inputs: Any, output: Any) -> None:
-    computed = style == "experts" and isinstance(output, tuple)  # with the number of their rows
-    seen.append((style, module, inputs, output[0] if computed else output))

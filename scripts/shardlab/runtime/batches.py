@@ -44,15 +44,16 @@ class Steps:
         self.count = recipe.steps(self.order.steps_per_epoch)
 
     def __getitem__(self, number: int) -> Step:
-        per_epoch = self.order.steps_per_epoch
+        per_epoch, recipe = self.order.steps_per_epoch, self.recipe
         batch = self.order.batch(number)
+        parts = recipe.global_batch_size, recipe.gradient_accumulation_steps
         return Step(
             number=number,
             epoch=number // per_epoch,
             samples=len(batch),
             targets=self.task.targets("train", batch),
-            learning_rate=self.recipe.learning_rate(number, self.count, per_epoch),
-            micro_batches=self._mine(batch),
+            learning_rate=recipe.learning_rate(number, self.count, per_epoch),
+            micro_batches=micro_batches(self.task, self.engine, "train", batch, *parts, self.world),
             seed=self._seed(number),
             validates=(number + 1) % per_epoch == 0 or number + 1 == self.count,
         )
@@ -65,11 +66,6 @@ class Steps:
         """
         entropy = (self.order.seed, number, self.world.loss_part, self.world.stage)
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
-
-    def _mine(self, batch: order.Indices) -> list[MicroBatch]:
-        recipe = self.recipe
-        parts = recipe.global_batch_size, recipe.gradient_accumulation_steps
-        return micro_batches(self.task, self.engine, "train", batch, *parts, self.world)
 
 
 class PrefetchLoader:
