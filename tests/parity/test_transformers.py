@@ -304,6 +304,10 @@ def test_what_tensor_parallelism_cannot_split_is_refused(resolved, monkeypatch):
     uneven = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
     with pytest.raises(UserError, match="heads that tp does not divide \\(num_key_value_heads 3\\); choose a degree"):
         check("fsdp_tp", "llama", args=uneven)
+    with pytest.raises(
+        UserError, match="layers that are left out at random \\(layerdrop\\); each rank would leave out"
+    ):
+        check("fsdp", "opt", args={"layerdrop": 0.1})
     for strategy in ("pp", "mp", "fsdp_cp"):
         with pytest.raises(Unsupported, match="t5 has two stacks of layers"):
             resolved(strategy, "t5")

@@ -252,7 +252,7 @@ def test_a_test_loss_that_is_no_number(tiny_data, tmp_path, monkeypatch):
     monkeypatch.setattr(type(task), "metric", lambda *_: math.nan)
     assert evaluation.evaluate_whole(run, tiny_data / "llama2", weights).metric_value is None
     monkeypatch.setattr(type(task), "loss", lambda *_: torch.tensor(math.nan))
-    with pytest.raises(UserError, match="llama2: the test loss of these weights is nan: "):
+    with pytest.raises(UserError, match="llama2: the test loss of these weights is nan in float32; choose another"):
         evaluation.evaluate_whole(run, tiny_data / "llama2", weights)
 
 

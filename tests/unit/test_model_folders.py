@@ -249,6 +249,8 @@ def test_sizes_that_the_library_cannot_run_are_refused(tmp_path, kind, keys, wor
     ("keys", "words"),
     [
         ({"torch_dtype": "bfloat16"}, "^torch_dtype under `model:` has no effect: weights "),
+        ({"num_labels": 7, "classes": 5}, "^num_labels under `model:` is classes under `shape:`, .*; write it once"),
+        ({"vocab": 512}, "Olmo3Config takes no key vocab, which the workload's file has under `model:` or `shape:`; "),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, " takes the place of all its keys; add rope"),
         (
             {"sliding_window": "24", "rms_norm_eps": 1e-5},

@@ -40,7 +40,9 @@ def main(
             said = str(error)
             if not isinstance(error, UserError):  # of the library, or of sizes that proof/ does not foresee
                 line = (said.strip().splitlines() or ["no reason"])[0]
-                said = f"it cannot be proven at tiny sizes ({type(error).__name__}: {line}); ddp and fsdp may train it."
+                said = (
+                    f"it cannot be proven at tiny sizes ({type(error).__name__}: {line}); only a training shows more."
+                )
             # In the words of the caller, who has never seen the folders here.
             said = re.sub(rf"(hf:)?{re.escape(scratch)}/\w+", lambda _: model, said)
             raise UserError(said if str(folder) in said else f"{model}: {said}") from error

@@ -46,6 +46,13 @@ ROUTER_LOSS = "output_router_logits"
 """Key of a config.json with which the library adds a loss of its experts' load to that of the tokens."""
 OURS = {"channels": "num_channels", "classes": "num_labels"}
 """Names in a workload's ``shape``: the library's."""
+DECIDED = {
+    **dict.fromkeys(("dtype", "torch_dtype"), "weights have the type of the recipe; remove it, or set recipe.dtype"),
+    "model_type": "it is that of the folder's config.json; remove it, or name another folder",
+    "architectures": "the task decides on the class; remove it",
+    "attn_implementation": "strategies choose how attention is computed; remove it",
+}
+"""Keys that a workload cannot set: why, and what would work."""
 
 
 def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) -> nn.Module:
@@ -61,33 +68,37 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     if task not in CLASSES:
         raise UserError(f"task {task} has no transformers models; tasks that do: {', '.join(CLASSES)}.")
     name, inputs = CLASSES[task]
-    if ignored := {"dtype", "torch_dtype"} & args.keys():
-        raise UserError(
-            f"{min(ignored)} under `model:` has no effect: weights have the type of the recipe; remove it, or set "
-            "recipe.dtype."
-        )
+    if decided := DECIDED.keys() & args.keys():
+        raise UserError(f"{min(decided)} under `model:` has no effect: {DECIDED[min(decided)]}.")
+    for ours, theirs in OURS.items():
+        if {ours, theirs} <= args.keys():
+            raise UserError(f"{theirs} under `model:` is {ours} under `shape:`, which is there, too; write it once.")
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if pretrained:
         check_plain(Path(folder))
     config, unknown = configuration(folder, args)
+    auto = getattr(transformers, name)
+    if type(config) not in auto._model_mapping:
+        raise UserError(
+            f"{folder} cannot be read as a model for {task} ({name}): the library has none of type "
+            f"{config.model_type}; choose another task, or name another folder."
+        )
     if '"image_size"' not in config.to_json_string(use_diff=False):
         unknown.pop("image_size", None)  # of the data: convolutions take pictures of any size
     if unknown:
         key = min(unknown)
         kind = type(config).__name__
         if _takes(type(config), key):
-            raise UserError(
-                f"{folder}: {kind} computes {key} from other keys, so it has no effect under `model:`; set those."
-            )
+            raise UserError(f"{folder}: {kind} computes {key} from other keys, so it has no effect; set those.")
         close = get_close_matches(key, [field.name for field in dataclasses.fields(config)], 1, CLOSE_NUMBER)
         meant = f"write {close[0]}, or " if close else ""
+        named = next((ours for ours, theirs in OURS.items() if theirs == key), key)
         raise UserError(
-            f"{folder}: {kind} takes no key {key} under `model:`; {meant}remove it from the workload's file, or use a "
-            "model that has it."
+            f"{folder}: {kind} takes no key {named}, which the workload's file has under `model:` or `shape:`; "
+            f"{meant}remove it there, or use a model that has it."
         )
     config.use_cache = False
     quantized = hasattr(config, "quantization_config")  # which loading may remove
-    auto = getattr(transformers, name)
     loaded: dict[str, Any] = {}
     unexpected: set[str] = set()
     try:
@@ -108,8 +119,6 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except Exception as error:  # each class checks in its own way
         reason = _reason(error, _written(folder, args))
-        if "Unrecognized configuration class" in reason:
-            reason = f"the library has none of type {config.model_type}"
         remedy = "correct its config.json or the keys under `model:`"
         if isinstance(error, OSError):
             remedy = "copy that file into the folder"
@@ -397,7 +406,7 @@ IN_POSITIONS = 0.85
 """The same for keys of rotary positions, of which the library has a list."""
 
 
-WITHOUT_EFFECT = "keys of config.json without effect, unknown to its class and read by no code of the model"
+WITHOUT_EFFECT = "keys of config.json without effect in training, unknown to its class and read by no code of the model"
 """What ``unread`` returns, in words."""
 
 

@@ -8,6 +8,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from inspect import getsource
 from typing import Any, cast
 
 import numpy as np
@@ -116,6 +118,7 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
         "kept": [*_kept(model)],
         "hooked": [name for name, value in parameters.items() if _has_hooks(value)],
         "sparse": [name for name, module in model.named_modules() if getattr(module, "sparse", None) is True],
+        "left_out": dropout_keys(model, {}, "layerdrop"),
         "mixes": [name for name, module in model.named_modules() if is_batch_norm(module)],
     }
     return {key: names for key, names in properties.items() if names}
@@ -151,13 +154,29 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 
 def dropout_keys(model: nn.Module, args: Mapping[str, Any], word: str = "drop") -> list[str]:
-    """Return the keys of a configuration, that of a library's model or ``args`` of ours, whose dropout is not 0.
+    """Return the keys of a configuration, that of a library's model or ``args`` of ours, whose dropout is not 0: those
+    that its modules read, and not only other classes of its type.
 
     ``word``: what is in the names of such keys.
     """
     config: Any = getattr(model, "config", None)
-    settings = config.to_dict() if hasattr(config, "to_dict") else args
-    return [key for key, value in settings.items() if word in key and isinstance(value, float) and value > 0]
+    of_library = hasattr(config, "to_dict")
+    settings = config.to_dict() if of_library else args
+    found = [key for key, value in settings.items() if word in key and isinstance(value, float) and value > 0]
+    return [key for key in found if _is_read(model, key)] if of_library else found
+
+
+def _is_read(model: Any, key: str) -> bool:
+    """Return whether the classes of a library's modules ask for a key of its configuration, by any of its names."""
+    names = [key, *(other for other, own in model.config.attribute_map.items() if own == key)]
+    pattern = re.compile(rf"\b({'|'.join(names)})\b")
+    kinds: set[Any] = {type(module) for module in model.modules()}
+    return any(pattern.search(_code(kind)) for kind in kinds)
+
+
+@cache
+def _code(kind: type[nn.Module]) -> str:
+    return "\n".join(getsource(base) for base in kind.__mro__ if base.__module__.startswith("transformers.models"))
 
 
 def dropouts(model: nn.Module, args: Mapping[str, Any]) -> list[str]:

@@ -60,8 +60,8 @@ def attach(model: nn.Module, adapter: Adapter, names: Mapping[str, list[str]]) -
         if not found:
             layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
             raise UserError(
-                f"recipe.adapter: targets: {pattern} names no submodule of the model; its nn.Linear layers are "
-                f"{choices(layers[:20])}."
+                f"recipe.adapter: targets: {pattern} names no submodule of the model; of its {len(layers)} nn.Linear "
+                f"layers the first are {choices(layers[:20])}."
             )
         for name in found:
             layer = model.get_submodule(name)

@@ -74,7 +74,7 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
             raise UserError(
                 answer.refusal
                 or f"the tiny model of {folder} that proofs train does not run in one process in float64: {failure}; "
-                "ddp and fsdp may train it."
+                "only a training shows more."
             )
         refusal, seen, noise = answer.value
         if refusal:

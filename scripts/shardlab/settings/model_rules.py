@@ -130,6 +130,10 @@ RULES = {
         dict.fromkeys(("ddp", "fsdp"), FIND)
         | dict.fromkeys(ZERO, f"DeepSpeed waits for their gradients or decays them; leave out DeepSpeed, with {KEY}"),
     ),
+    "left_out": Rule(
+        "layers that are left out at random",
+        dict.fromkeys(RANKS, "each rank would leave out others; set these to 0 under `model:` in the workload's file"),
+    ),
     "mixes": Rule(
         "batch norm",
         noted={"pipeline": OWN_PIECES} | dict.fromkeys(("dp", "ddp", "fsdp", *ZERO), OWN_SAMPLES),

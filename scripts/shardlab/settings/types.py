@@ -301,7 +301,10 @@ class Options(dict[str, Any]):
     """Data options, of which each reader and encoder asks for its own."""
 
     def __missing__(self, key: str) -> Any:
-        raise UserError(f"the data needs {key}; set it under `data:` of the size in the workload's file.")
+        raise UserError(
+            f"the data needs {key}; set it under `data:` of the size in the workload's file, or under `shape:` if the "
+            "model has it, too."
+        )
 
 
 class DataSet(Strict):

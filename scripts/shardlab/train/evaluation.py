@@ -157,10 +157,9 @@ def check_finite(run: Run, split: str, loss: float) -> None:
         NotFinite: it is not finite.
     """
     if not math.isfinite(loss):
-        reader = f"scripts/shardlab/data/{run.data.reader}.py"
         raise NotFinite(
-            f"{run.workload}: the {split} loss of these weights is {loss}: values of the data or of the model exceed "
-            f"{run.recipe.dtype}; choose another recipe.dtype, or scale floats of the data in {reader}."
+            f"{run.workload}: the {split} loss of these weights is {loss} in {run.recipe.dtype}; choose another "
+            "recipe.dtype, or look for what is not finite in the data and in the model's outputs."
         )
 
 
