@@ -101,6 +101,7 @@ def _plain(reason: str, strategy: str, folder: Path) -> str:
         shown.replace(f"model hf:{folder}", "the model")
         .replace(f"hf:{folder}", "the model")
         .replace(f"workload {NAME} ", "it ")
+        .replace(f"config/workloads/{NAME}.yaml", "the workload's file")
     )
 
 
