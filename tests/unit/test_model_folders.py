@@ -272,6 +272,8 @@ def test_a_key_of_a_workload_is_one_of_the_file(tmp_path):
     (tmp_path / "interval/config.json").write_text(json.dumps(keys | {"full_attention_interval": 4}))
     config, unknown = _transformers.configuration(tmp_path / "interval", {"full_attention_interval": 2})
     assert (config.layer_types, unknown) == (["linear_attention", "full_attention"] * 2, {})
+    CONFIG_MAPPING["nemotron_h"]().save_pretrained(tmp_path / "infinity")  # as one of its numbers is
+    assert _transformers.configuration(tmp_path / "infinity", {"vocab_size": 512})[0].vocab_size == 512
     CONFIG_MAPPING["mimo_v2_flash"]().save_pretrained(tmp_path / "window")
     keys = json.loads((tmp_path / "window/config.json").read_text())
     (tmp_path / "window/config.json").write_text(json.dumps(keys | {"sliding_window_size": 128}))

@@ -287,9 +287,14 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
     try:
         config, unknown = _changed(unchanged, file, theirs) if args else (unchanged, {})
     except Exception as error:
-        wrong = [key for key, value in theirs.items() if not _is_taken(unchanged, file, key, value)]
+        wrong = [key for key, value in theirs.items() if not _are_taken(unchanged, file, {key: value})]
         named = ", ".join(f"{key} {theirs[key]}" for key in wrong or theirs) + " together" * (not wrong)
         reason = _reason(error, file | theirs)
+        if not _are_taken(unchanged, file, {}):
+            raise UserError(
+                f"{folder}: {type(unchanged).__name__} cannot be made of its config.json with other keys: {reason}; "
+                "write them into that file, and not into the workload's."
+            ) from error
         raise UserError(
             f"{folder}: {type(unchanged).__name__} does not take {named}: {reason}; correct `model:` or `shape:` in "
             "the workload's file."
@@ -337,7 +342,8 @@ def _changed(
         for key, value in new.items():
             part = isinstance(getattr(unchanged, key, None), PreTrainedConfig) and isinstance(value, dict)
             values[key] = {**(file.get(key) or {}), **value} if part else value
-        found: PreTrainedConfig = kind.from_dict(deepcopy(values))  # it adds keys to dictionaries in it
+        # Infinity is an object in a file; and the class adds keys to dictionaries in it.
+        found: PreTrainedConfig = kind.from_dict(kind._decode_special_floats(deepcopy(values)))
         for key, value in by_layer(vars(found)).items():  # what the class made, whatever their number is
             if key not in new:
                 setattr(found, key, value)
@@ -354,10 +360,10 @@ def _changed(
     return config, {key: value for key, value in theirs.items() if key not in wanted} | idle
 
 
-def _is_taken(unchanged: PreTrainedConfig, file: Mapping[str, Any], key: str, value: Any) -> bool:
-    """Return whether a file's configuration takes another value of this key alone."""
+def _are_taken(unchanged: PreTrainedConfig, file: Mapping[str, Any], keys: Mapping[str, Any]) -> bool:
+    """Return whether a file's configuration takes these keys alone."""
     try:
-        _changed(unchanged, file, {key: value})
+        _changed(unchanged, file, keys)
     except Exception:
         return False
     return True
