@@ -132,7 +132,7 @@ def test_sizes_that_do_not_fit_are_one_sentence():
     config = transformers.LlamaConfig()
     config.num_key_value_heads = 3
     config.layer_types = ["full_attention"]
-    with pytest.raises(UserError, match=r"no rule of proof/tiny_config.py makes a tiny LlamaConfig: "):
+    with pytest.raises(UserError, match=r"the rules of proof/tiny_config.py make this LlamaConfig no tiny model: "):
         tiny_config.tiny(config)
 
 

@@ -224,10 +224,10 @@ class _Calls:
         self.calls: list[_Call] = []
         self.more = more
 
-    def layer(self, number: int, like: nn.Module) -> nn.Module:
-        """Return what stands for a layer."""
+    def layer(self, number: int, like: nn.Module, *, of_pictures: bool) -> nn.Module:
+        """Return what stands for a layer; one ``of_pictures`` may change their size, so it runs, on fake tensors."""
         layer = _Noted(self, number)
-        vars(layer).update(_facts(like))
+        vars(layer).update(_facts(like), runs=copy.deepcopy(like).eval() if of_pictures else None)
         return layer
 
 
@@ -238,10 +238,23 @@ class _Noted(Absent):
 
     def forward(self, *args: Any, **named: Any) -> Any:
         states = _states(args, named)
-        result = torch.empty_like(states, requires_grad=states.is_floating_point())
+        result = torch.empty_like(self._result(states, args, named), requires_grad=states.is_floating_point())
         others = {f"argument {place}": value for place, value in enumerate(args)} | named
         self.noted.calls.append(_Call(self.number, states, others, result))
         return _as_result(result, self.noted.more)
+
+    def _result(self, states: Tensor, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+        """Return a tensor of the result's shape: that of the states, if the layer does not run or returns others."""
+        runs: Any = vars(self)["runs"]
+        if runs is None:
+            return states
+        try:
+            allocate(runs, torch.device("cpu"))
+            found = runs(*args, **named)
+        except Exception:  # whatever the library reads of fake values
+            return states
+        found = found[0] if isinstance(found, tuple) else found
+        return found if isinstance(found, Tensor) else states
 
 
 def _as_result(states: Any, more: int | None) -> Any:
@@ -265,7 +278,8 @@ def _facts(layer: nn.Module) -> dict[str, Any]:
 def _with_layers(model: Any, noted: _Calls) -> Any:
     """Return a copy of a model whose layers do nothing but note their calls."""
     layers = model.get_submodule(model.layers_name)
-    memo: Any = {id(layer): noted.layer(number, layer) for number, layer in enumerate(layers)}
+    of_pictures = model.main_input_name == "pixel_values"
+    memo: Any = {id(layer): noted.layer(number, layer, of_pictures=of_pictures) for number, layer in enumerate(layers)}
     return copy.deepcopy(model, memo)
 
 
@@ -308,7 +322,7 @@ def _obstacle(error: Exception) -> str:
         return "the forward reads values of tensors outside of them"
     if isinstance(error, AttributeError) and isinstance(error.obj, _Noted):
         return f"the forward reads their {error.name}"
-    return "the forward does not run if each of them only hands states to the next"
+    return "how the forward uses them was not found"
 
 
 def _surroundings_if(model: Any, layers: str, more: int | None) -> Surroundings:

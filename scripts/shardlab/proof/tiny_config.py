@@ -160,7 +160,9 @@ def tiny(config: PreTrainedConfig, *, fill: bool = False, longest: int | None = 
         few, many = map(_look, made)
     except Exception as error:  # each class checks in its own way
         reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError(f"no rule of proof/tiny_config.py makes a tiny {type(config).__name__}: {reason}.") from error
+        raise UserError(
+            f"the rules of proof/tiny_config.py make this {type(config).__name__} no tiny model: {reason}."
+        ) from error
     found = made[few != many]  # a model with a table of positions has none beyond
     for key, _ in _unclassified(_numbers(_values(config), set())):
         if smaller := _beyond(found, key):

@@ -59,7 +59,7 @@ RULES = {
         "tied parameters of a layer that the `tensor` plan splits",
         {"tensor": "leave these modules out of the `tensor` plan, untie them, or leave out tp"},
     ),
-    "apart": Rule("layers that cannot be split into stages", {"pipeline": "leave out pp and mp"}),
+    "apart": Rule("layers that are not split into stages here", {"pipeline": "leave out pp and mp"}),
     "unsplit": Rule(
         "no tensor-parallel plan that splits layers of its blocks",
         {"tensor": "write one under `tensor:` in the workload's file, in the words of the library, or leave out tp"},
