@@ -207,9 +207,12 @@ def _larger(number: float, off: Tensor) -> float:
 def _note(where: Where, rank: RankStep, micro: int, positions: Any, features: Any, off: Tensor, limit: float) -> None:
     wrong = ~(off <= limit)
     _mark(where, "sample", rank.samples(micro), wrong.flatten(1).any(1) if off.dim() > 1 else wrong)
-    if positions is not None and off.dim() > 1:
+    has_channels = off.dim() > 3  # (samples, channels, ...): of pictures; others have positions and features
+    if has_channels:
+        _mark(where, "channel", [*range(off.shape[1])], wrong.transpose(0, 1).flatten(1).any(1))
+    if positions is not None and off.dim() > 1 and not has_channels:
         _mark(where, "position", positions.tolist(), wrong.transpose(0, 1).flatten(1).any(1))
-    if off.dim() > 1 and (positions is None or off.dim() > 2):
+    if off.dim() > 1 and (positions is None or off.dim() > 2) and not has_channels:
         names = features if features is not None else torch.arange(off.shape[-1])
         _mark(where, "feature", names.tolist(), wrong.flatten(0, -2).any(0))
     _mark(where, "rank", [rank.rank], wrong.any().reshape(1))

@@ -1,5 +1,6 @@
 """Prove strategies on a tiny model: what each rank computes in a step, against the plain model in one process."""
 
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -95,8 +96,8 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
 
 
 def _plain(reason: str, strategy: str, folder: Path) -> str:
-    """Return a reason without the names of the tiny model's folder and workload."""
-    shown = reason.removeprefix(f"{strategy} x {NAME}: ")
+    """Return a reason without what is the tiny model's alone: its folder, its workload, numbers of its layers."""
+    shown = re.sub(r"\.\d+(?=\.)", ".*", reason.removeprefix(f"{strategy} x {NAME}: "))
     return (
         shown.replace(f"model hf:{folder}", "the model")
         .replace(f"hf:{folder}", "the model")

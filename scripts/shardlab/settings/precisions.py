@@ -30,8 +30,8 @@ class Precision(NamedTuple):
     first_tolerance: float | None = None
     """The same for the first losses and the first gradient norm (docs/equality.md)."""
     rounding: float = 0.0
-    """Relative error of one rounding of the layers' arithmetic, by which the weights of the runs that measure the noise
-    floor are moved; 0: none are trained.
+    """Relative error of one rounding of the layers' arithmetic, by which the weights of twins are moved; 0: there are
+    none.
     """
     states: bool = False
     """True if weights, gradients and optimizer can have it."""
@@ -51,7 +51,7 @@ class Precision(NamedTuple):
 
 
 PRECISIONS = {
-    # One rounding: half the distance of 1 to the next value: 2^-24, and 2^-8 in bf16.
+    # One rounding: half the distance of 1 to the next value: 2^-24, 2^-53 in float64, and 2^-8 in bf16.
     "float32": Precision(
         "float32", 4, tolerance=1e-4, first_tolerance=3e-5, rounding=6e-8, states=True, attention=("efficient",)
     ),
@@ -60,6 +60,7 @@ PRECISIONS = {
         8,
         tolerance=1e-10,
         first_tolerance=1e-11,
+        rounding=2**-53,
         states=True,
         attention=(),
         unsupported={"deepspeed": "DeepSpeed does not support float64"},

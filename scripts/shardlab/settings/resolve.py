@@ -220,6 +220,7 @@ def twinned(config: Config, runs: list[Run]) -> list[str]:
         for run in runs
         if run.strategy == "single"
         and config.noise_floor_runs
+        and run.recipe.arithmetic != "float64"
         and PRECISIONS[run.recipe.arithmetic].rounding
         and not run.evaluated_sharded
     ]
