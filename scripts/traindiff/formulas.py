@@ -180,7 +180,10 @@ def _factor(view: View) -> Iterator[Formula]:
 
 def _of_zero(view: View, formula: Formula) -> Iterator[Formula]:
     """An update of 0: of a rate of 0, of parameters that no optimizer has, or of none of these."""
-    names = {name for group in view.pair.actual.shown(view.step).get("groups") or [] for name in group["params"]}
+    actual = view.pair.actual
+    # Of all steps: some take their optimizers' steps by turns, or number steps in another way.
+    groups = [group for step in actual.steps for group in actual.shown(step).get("groups") or []]
+    names = {name for group in groups for name in group["params"]}
     own, usual = (capture.shown(view.step).get("learning_rate") for capture in view.pair.captures)
     if view.stage.kind == "update" and own == 0 != usual:
         yield Formula("rate", "it is 0 in this step", formula.equation, formula.fit)

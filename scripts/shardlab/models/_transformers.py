@@ -68,11 +68,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     if task not in CLASSES:
         raise UserError(f"task {task} has no transformers models; tasks that do: {', '.join(CLASSES)}.")
     name, inputs = CLASSES[task]
-    if decided := DECIDED.keys() & args.keys():
-        raise UserError(f"{min(decided)} under `model:` has no effect: {DECIDED[min(decided)]}.")
-    for ours, theirs in OURS.items():
-        if {ours, theirs} <= args.keys():
-            raise UserError(f"{theirs} under `model:` is {ours} under `shape:`, which is there, too; write it once.")
+    _check_args(args)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if pretrained:
         check_plain(Path(folder))
@@ -83,20 +79,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
             f"{folder} cannot be read as a model for {task} ({name}): the library has none of type "
             f"{config.model_type}; choose another task, or name another folder."
         )
-    if '"image_size"' not in config.to_json_string(use_diff=False):
-        unknown.pop("image_size", None)  # of the data: convolutions take pictures of any size
-    if unknown:
-        key = min(unknown)
-        kind = type(config).__name__
-        if _takes(type(config), key):
-            raise UserError(f"{folder}: {kind} computes {key} from other keys, so it has no effect; set those.")
-        close = get_close_matches(key, [field.name for field in dataclasses.fields(config)], 1, CLOSE_NUMBER)
-        meant = f"write {close[0]}, or " if close else ""
-        named = next((ours for ours, theirs in OURS.items() if theirs == key), key)
-        raise UserError(
-            f"{folder}: {kind} takes no key {named}, which the workload's file has under `model:` or `shape:`; "
-            f"{meant}remove it there, or use a model that has it."
-        )
+    _check_known(folder, config, unknown)
     config.use_cache = False
     quantized = hasattr(config, "quantization_config")  # which loading may remove
     loaded: dict[str, Any] = {}
@@ -151,6 +134,33 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     if task in DECLARED and len(lists) == 1:
         as_chain(model, lists[0])
     return model  # type: ignore[no-any-return]
+
+
+def _check_args(args: Mapping[str, Any]) -> None:
+    """Check that a workload sets no key that is decided elsewhere, and none by two names."""
+    if decided := DECIDED.keys() & args.keys():
+        raise UserError(f"{min(decided)} under `model:` has no effect: {DECIDED[min(decided)]}.")
+    for ours, theirs in OURS.items():
+        if {ours, theirs} <= args.keys():
+            raise UserError(f"{theirs} under `model:` is {ours} under `shape:`, which is there, too; write it once.")
+
+
+def _check_known(folder: str, config: PreTrainedConfig, unknown: dict[str, Any]) -> None:
+    """Check that each key of a workload has an effect; ``unknown``: those without."""
+    if '"image_size"' not in config.to_json_string(use_diff=False):
+        unknown.pop("image_size", None)  # of the data: convolutions take pictures of any size
+    if unknown:
+        key = min(unknown)
+        kind = type(config).__name__
+        if _takes(type(config), key):
+            raise UserError(f"{folder}: {kind} computes {key} from other keys, so it has no effect; set those.")
+        close = get_close_matches(key, [field.name for field in dataclasses.fields(config)], 1, CLOSE_NUMBER)
+        meant = f"write {close[0]}, or " if close else ""
+        named = next((ours for ours, theirs in OURS.items() if theirs == key), key)
+        raise UserError(
+            f"{folder}: {kind} takes no key {named}, which the workload's file has under `model:` or `shape:`; "
+            f"{meant}remove it there, or use a model that has it."
+        )
 
 
 def check(task: str, folder: str, args: dict[str, Any]) -> type[nn.Module]:

@@ -163,11 +163,13 @@ def dropout_keys(model: nn.Module, args: Mapping[str, Any], word: str = "drop") 
     of_library = hasattr(config, "to_dict")
     settings = config.to_dict() if of_library else args
     found = [key for key, value in settings.items() if word in key and isinstance(value, float) and value > 0]
-    return [key for key in found if _is_read(model, key)] if of_library else found
+    return [key for key in found if _modules_read(model, key)] if of_library else found
 
 
-def _is_read(model: Any, key: str) -> bool:
-    """Return whether the classes of a library's modules ask for a key of its configuration, by any of its names."""
+def _modules_read(model: Any, key: str) -> bool:
+    """Return whether the classes of a library's modules ask for a key of its configuration, by any of its names: not
+    other classes of the same file, at which _transformers.unread looks, too.
+    """
     names = [key, *(other for other, own in model.config.attribute_map.items() if own == key)]
     pattern = re.compile(rf"\b({'|'.join(names)})\b")
     kinds: set[Any] = {type(module) for module in model.modules()}
