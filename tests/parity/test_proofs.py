@@ -117,7 +117,7 @@ def test_lengths_are_those_that_the_model_reads():
     config = transformers.Gemma3TextConfig(use_bidirectional_attention=True)
     config.sliding_window = 32  # of which the library writes another number
     later = "sees later tokens, which are the targets of language modelling: gemma3_text"
-    assert tiny_config.about(config) == ["sequences of a proof exceed: sliding_window 32", later]
+    assert tiny_config.about(config) == ["exceeded in a proof, at tiny values: sliding_window 32", later]
     config = transformers.LlamaConfig(sliding_window=16)
     assert tiny_config.about(config, unread=["sliding_window"]) == [f"{WITHOUT_EFFECT}: sliding_window"]
 

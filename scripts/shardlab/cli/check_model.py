@@ -81,7 +81,7 @@ def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
 
     pretrained.check_plain(folder)
     config, _ = _transformers.configuration(folder, {})
-    written = Written([], {}, tiny_config.task_of(config))
+    written = Written([], {}, tiny_config.task_of(config), layerdrop=tiny_config.layerdrop(config))
     trained = _transformers.check(written.task, str(folder), {}).__name__
     for named in config.architectures or []:
         if tiny_config.is_of_another_task(named, trained):

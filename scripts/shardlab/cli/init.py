@@ -19,7 +19,7 @@ from shardlab.models.weights import materialize, save
 from shardlab.records.reports import InitialReport
 from shardlab.runtime import distributed, optimizers, tasks, trial
 from shardlab.runtime.device import device_for_rank
-from shardlab.settings import code_fingerprint, run_identity
+from shardlab.settings import code_fingerprint, pretrained, run_identity
 from shardlab.settings.model_rules import RULES
 from shardlab.settings.types import Run, read_run
 from shardlab.train import evaluation
@@ -89,9 +89,17 @@ def _of_library(run: Run, model: Any) -> list[str]:
     if run.model.folder is None:
         return []
     from shardlab.models import _transformers
+    from shardlab.proof import tiny_config
 
     keys = _transformers.unread(run.task, run.model.folder, run.model.args)
     notes = [f"{_transformers.WITHOUT_EFFECT}: {', '.join(keys)}."] if keys else []
+    trained = _transformers.check(run.task, run.model.folder, run.model.args).__name__
+    named = pretrained.read_keys(Path(run.model.folder)).get("architectures") or []
+    notes += [
+        f"config.json names a {name} (architectures), whose head is another; a {trained} is trained."
+        for name in named
+        if tiny_config.is_of_another_task(name, trained)
+    ]
     if getattr(model.config, "own_head", False) and not run.model.pretrained:
         notes.append(
             "the output layer has weights of its own, as in published files with tie_word_embeddings false; the "

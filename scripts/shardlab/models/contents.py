@@ -163,17 +163,18 @@ def dropout_keys(model: nn.Module, args: Mapping[str, Any], word: str = "drop") 
     of_library = hasattr(config, "to_dict")
     settings = config.to_dict() if of_library else args
     found = [key for key, value in settings.items() if word in key and isinstance(value, float) and value > 0]
-    return [key for key in found if _modules_read(model, key)] if of_library else found
+    return read_keys(model, found) if of_library else found
 
 
-def _modules_read(model: Any, key: str) -> bool:
-    """Return whether the classes of a library's modules ask for a key of its configuration, by any of its names: not
-    other classes of the same file, at which _transformers.unread looks, too.
+def read_keys(model: Any, keys: Iterable[str]) -> list[str]:
+    """Return those of the keys of a configuration that the classes of a library's modules ask for, by any of their
+    names: not other classes of the same file, at which _transformers.unread looks, too.
     """
-    names = [key, *(other for other, own in model.config.attribute_map.items() if own == key)]
-    pattern = re.compile(rf"\b({'|'.join(names)})\b")
     kinds: set[Any] = {type(module) for module in model.modules()}
-    return any(pattern.search(_code(kind)) for kind in kinds)
+    code = "\n".join(map(_code, kinds))
+    others = [*model.config.attribute_map.items()] if keys else []
+    names = {key: [key, *(other for other, own in others if own == key)] for key in keys}
+    return [key for key, each in names.items() if re.search(rf"\b({'|'.join(each)})\b", code)]
 
 
 @cache

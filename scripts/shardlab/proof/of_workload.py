@@ -81,10 +81,11 @@ def _proofs(
 ) -> Iterator[Proof]:
     """Yield the proof of each strategy, a known one or new; new ones are added to the known."""
     assert run.model.folder is not None
-    written = Written(run.model.blocks, run.model.tensor, run.task, run.recipe.sync_batch_norm)
+    config, _ = _transformers.configuration(run.model.folder, run.model.args)
+    layerdrop = tiny_config.layerdrop(config)
+    written = Written(run.model.blocks, run.model.tensor, run.task, run.recipe.sync_batch_norm, layerdrop)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        config, _ = _transformers.configuration(run.model.folder, run.model.args)
         tiny_config.write(config, folder, tensor_parts, longest(run))
         keys = {name: _key(folder, name, settings, written) for name, settings in strategies.items()}
         first = {key: name for name, key in reversed(keys.items()) if key not in known}

@@ -68,6 +68,7 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
 
         single = tiny_run(folder, "single", None, written)
         model = models.build(single.model, single.task, torch.float64)  # imports its code, before there are forks
+        left_out = {"left_out": keys} if (keys := contents.read_keys(model, written.layerdrop)) else {}
         mixes = any(map(contents.is_batch_norm, model.modules())) and not written.sync_batch_norm
         (answer,) = ranks(1).call(one_process, single, place)
         if answer.refusal or answer.failure:
@@ -87,6 +88,9 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
                 run = tiny_run(folder, name, settings, written)
             except UserError as error:
                 yield Proof(name, "refused", _plain(str(error), name, folder))
+                continue
+            if known := model_rules.refusal(run, left_out):
+                yield Proof(name, "refused", _plain(known, name, folder))
                 continue
             proof = judge(run, ranks(run.world_size).call(under_strategy, run, place), noise)
             if proof.verdict == "failed" and (known := model_rules.refusal(run, seen)):

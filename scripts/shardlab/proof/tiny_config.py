@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from shardlab.errors import UserError
 from shardlab.models._library_chain import example, on_fake_tensors
-from shardlab.models._transformers import CLASSES, WITHOUT_EFFECT
+from shardlab.models._transformers import CLASSES, WITHOUT_EFFECT, floats
 from shardlab.proof.step_on_ranks import NOISE
 from shardlab.proof.tiny_runs import LENGTH, LOWEST, PICTURE, VOCABULARY
 
@@ -129,6 +129,7 @@ OF_BACKBONE = ("out_features", "out_indices")
 """Keys with names and numbers of stages, of which a tiny model may have fewer: no task here reads them."""
 RATES = re.compile(r"\w*(drop|jitter)\w*")
 """Keys with a probability, or a size of noise: none in a proof."""
+LAYERDROP = re.compile(r"\w*layerdrop")
 SAME = 1e-4
 """Difference of logits that is rounding."""
 RATE = {False: 0.5, True: 0.99}
@@ -223,7 +224,7 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
     tried = [f"{key} {value}" for key, value in unknown if small.get(key) != value]
     sentences = {
         WITHOUT_EFFECT: unread,
-        "sequences of a proof exceed": [*(name for name in exceeded if name not in idle), *tried],
+        "exceeded in a proof, at tiny values": [*(name for name in exceeded if name not in idle), *tried],
         "not shown to be exercised by a proof": [
             *idle,
             *(name for key, value in unknown if (name := f"{key} {value}") not in tried),
@@ -522,6 +523,11 @@ def write(config: Any, folder: Path, tensor_parts: int = 1, longest: int | None 
     if not config.is_heterogeneous and getattr(config, "num_key_value_heads", None) in range(1, tensor_parts):
         config.num_key_value_heads = 1
     tiny(config, longest=longest).save_pretrained(folder)
+
+
+def layerdrop(config: PreTrainedConfig) -> tuple[str, ...]:
+    """Return the keys with a part of layers, more than 0, that training leaves out at random."""
+    return tuple(key for key, value in floats(config.to_dict(), LAYERDROP) if value > 0)
 
 
 def task_of(config: PreTrainedConfig) -> str:

@@ -44,6 +44,8 @@ class Written(NamedTuple):
     tensor: dict[str, str]
     task: str = "language_modelling"
     sync_batch_norm: bool = False
+    layerdrop: tuple[str, ...] = ()
+    """Keys of its configuration with the part of layers that is left out at random, which a tiny model has as 0."""
 
 
 NOTHING = Written([], {})

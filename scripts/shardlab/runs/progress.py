@@ -23,6 +23,9 @@ OF_FAILURES = "Complete log"
 """Shown, too, if something failed."""
 LONG = ("wheelhouse", "image", "download", "download_model", "preflight_nodes")
 """Rules whose one job may take minutes, in which nothing else happens: their message is shown."""
+NOTED = ("download", "download_model", "prepare", "init")
+"""Rules whose notes on data and weights are shown."""
+NOTE = re.compile(r"^note: .*$", re.MULTILINE)
 OF_PREFLIGHT = re.compile(r"^(?:\[\w+\]:)?(wrong: .*)$", re.MULTILINE)
 RUN = re.compile(r"results/([^/]+)/([^/]+?)(?:\.done|/test\.json)$")
 
@@ -98,8 +101,12 @@ class Lines(logging.Handler):
 
     def _job_finished(self, record: logging.LogRecord) -> None:
         job = self.jobs.get(getattr(record, "job_id", None))
-        if self.console.is_terminal and job is not None and getattr(job, "rule_name", "") == "evaluate":
+        rule = getattr(job, "rule_name", "")
+        if self.console.is_terminal and rule == "evaluate":
             self.console.print(Text(finished(getattr(job, "wildcards", {}))))
+        for path in filter(Path.is_file, _logs(job) if rule in NOTED else ()):
+            for note in NOTE.findall(path.read_text(encoding="utf-8", errors="replace")):
+                self.console.print(Text(f"{note} ({path})", "yellow"))
 
     def _progress(self, record: logging.LogRecord) -> None:
         done, total = getattr(record, "done", 0), getattr(record, "total", None)
@@ -136,7 +143,7 @@ def finished(wildcards: dict[str, str], results: Path = Path("results")) -> str:
 
 def failed(record: logging.LogRecord) -> str:
     """Summarize a failed job in one sentence, from its log, with the path of the rest."""
-    logs = [Path(str(path)) for path in getattr(record, "log", []) or []]
+    logs = _logs(record)
     named = RUN.match(str(next(iter(getattr(record, "output", []) or []), "")))
     # What the executor says, such as sbatch's refusal, without the script that was submitted.
     words = str(getattr(record, "rule_msg", None) or "").partition("sbatch call:")[0].split()
@@ -151,3 +158,7 @@ def failed(record: logging.LogRecord) -> str:
             reasons = [each for each in errors if not each.endswith("see the error above.")] or errors
             return f"{what}: {reasons[-1]} ({path}){of_executor}"
     return f"{what} failed" + (f"; see {logs[0]}." if logs else ".") + of_executor
+
+
+def _logs(job: logging.LogRecord | None) -> list[Path]:
+    return [Path(str(path)) for path in getattr(job, "log", []) or []]
