@@ -33,4 +33,4 @@ def main(
     good, sentence = verdict.verdict(table)
     if check and not good:
         raise UserError(sentence)
-    print(summary_markdown.screen(table, config, left_out, results))
+    print(summary_markdown.screen(table, config, left_out))

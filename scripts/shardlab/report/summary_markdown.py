@@ -1,7 +1,6 @@
 """summary.md: verdict, call, matrix and figures for people."""
 
 from collections.abc import Hashable
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -112,8 +111,8 @@ def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str]
     return "\n".join(parts)
 
 
-def screen(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str], results: Path) -> str:
-    """Format the end of a call on a terminal: the matrix of test losses, the verdict, and the file to open."""
+def screen(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]) -> str:
+    """Format the end of a call on a terminal: the matrix of test losses, and the verdict."""
     strategies, workloads = axes(table, config, left_out)
     without = {name: reason for (name, _), reason in left_out.items() if name not in {*table.strategy}}
     nowhere = "\n".join(f"Left out: {name} ({reason.rstrip('.')})." for name, reason in without.items())
@@ -135,7 +134,7 @@ def screen(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], 
     ]
     about = "Below single: the relative difference from it.\n" if "single" in strategies else ""
     judgement = "\n".join(filter(None, [nowhere, verdict(table)[1], flips(table), expected(table), diagnosis(table)]))
-    return "\n\n".join([*tables, f"{about}{judgement}", f"Open {results / 'report.html'}"])
+    return "\n\n".join([*tables, f"{about}{judgement}"])
 
 
 def cell(row: dict[Hashable, Any] | None) -> str:

@@ -70,7 +70,8 @@ class Queue(Strict):
     gpus_max: PositiveInt | None = Field(None, description="Maximum GPUs of a job (null: no limit).")
     runtime_max: PositiveInt | None = Field(
         None,
-        description="Longest time limit (minutes); a job that wants more requests this; not `pack` (null: no limit).",
+        description="Longest time limit (minutes); a job that wants more requests this (null: no limit). `pack` "
+        "requests its --minutes all the same; choose its queue with slurm.queue.",
     )
 
     def takes(self, nodes: int, gpus_per_node: int) -> bool:
@@ -100,7 +101,7 @@ class SlurmStage(Strict):
     queue: list[str] | None = Field(None, min_length=1, description="Queues to try in this order.")
     runtime: PositiveInt | None = Field(None, description="Time limit (minutes).")
     gpus: Literal["none"] | None = Field(
-        None, description="none: request no GPU, if the partition accepts such jobs; only plan can run without one."
+        None, description="none, for plan alone: request no GPU, if the partition accepts such jobs."
     )
 
 
@@ -127,7 +128,8 @@ class Slurm(Strict):
     gres: str | None = Field(
         None,
         pattern=r"^\w+(:[\w.]+)?(:\d+[TGM]?)?$",
-        description="A further generic resource of each node, such as nvme:1 (null: none); GPUs are `gpus`.",
+        description="A further generic resource of each node, such as nvme:1 (null: none). GPUs are those of `gpus`, "
+        "beside it always with --gpus-per-node.",
     )
     clusters: str | None = Field(None, description="Cluster, where one Slurm manages several (null: this one).")
     flags: list[str] = Field(default=[], description="Additional sbatch flags, such as --exclusive.")
@@ -146,6 +148,13 @@ class Slurm(Strict):
     stages: dict[Stage, SlurmStage] = Field(
         default={}, description=f"Overrides for the jobs of a stage: {', '.join(get_args(Stage))}."
     )
+
+    @field_validator("stages")
+    @classmethod
+    def _gpus_where_needed(cls, stages: dict[Stage, SlurmStage]) -> dict[Stage, SlurmStage]:
+        if wrong := [name for name, stage in stages.items() if stage.gpus == "none" and name != "plan"]:
+            raise ValueError(f"{wrong[0]}: gpus: only plan can run without a GPU; remove the key")
+        return stages
 
     @model_validator(mode="after")
     def _known_queues(self) -> Self:

@@ -43,7 +43,8 @@ def say(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
 
 
 def say_verdict(dag: Any) -> None:
-    """Print the table and the verdict, if the targets ask for them."""
-    said = Path("results/logs/summarize.log")
-    if any(job.rule.name == "summarize" for job in dag.jobs) and said.exists():
-        print("", said.read_text(encoding="utf-8").strip(), sep="\n")
+    """Print the table and the verdict, if the targets ask for them, and the file to open."""
+    said, rules = Path("results/logs/summarize.log"), {job.rule.name for job in dag.jobs}
+    if "summarize" in rules and said.exists():
+        page = "Open results/report.html" if "report" in rules else "The same as a page: results/summary.md"
+        print("", said.read_text(encoding="utf-8").strip(), "", page, sep="\n")
