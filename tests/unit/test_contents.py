@@ -105,7 +105,8 @@ def test_a_model_is_refused_before_anything_trains_or_not_at_all(looked_at, name
 
 
 def test_a_refusal_names_the_parameters_and_the_strategies_that_take_the_model(checked):
-    words = r"^fsdp, zero3 x scalar_parameter: .*\(scale\).* These strategies take the model: single, ddp\.$"
+    words = r"^fsdp, zero3 x scalar_parameter: .*\(scale\).* Of the strategies to train it, these take it: "
+    words += r"single, ddp\.$"
     with pytest.raises(UserError, match=words):
         checked("scalar_parameter", "single", "ddp", "fsdp", "zero3")
 

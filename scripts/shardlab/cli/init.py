@@ -68,7 +68,9 @@ def main(
             if isinstance(error, UserError | torch.OutOfMemoryError) or run.model.folder is None:
                 raise  # the place in the model's own file is what tells
             said = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(f"{run.model.folder} does not run in {run.recipe.dtype}: {said}") from error
+            if isinstance(error, IndexError):
+                said += "; are sequences longer than a table of positions, or tokens beyond the vocabulary?"
+            raise UserError(f"{run.model.folder} does not run on its data in {run.recipe.dtype}: {said}") from error
         notes = contents.check_all(complete, model, runs, properties)
         loss = evaluation.evaluate_model(run, task, model).loss
     for sentence in _of_library(run, model) + notes:

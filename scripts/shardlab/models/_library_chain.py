@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from shardlab.errors import UserError
 from shardlab.models._chain import INPUTS, Absent, Chain, Segment
 from shardlab.models.contents import reached
 from shardlab.models.weights import allocate
@@ -201,7 +202,12 @@ class _NoEmbedding(_Through):
         super().__init__(given, dtype)
         self.width = width
 
-    def forward(self, indices: Tensor, *_: Any, position_ids: Tensor | None = None, **__: Any) -> Tensor:
+    def forward(self, indices: Any, *_: Any, position_ids: Tensor | None = None, **__: Any) -> Tensor:
+        if not isinstance(indices, Tensor):
+            raise UserError(
+                "the model has an embedding that is given no tokens, whose values layers of all stages may take; "
+                "leave out pp and mp."
+            )
         # Some are given a mask first, which is of the whole sequence where ranks have a part.
         indices = indices if position_ids is None else position_ids
         return torch.zeros(*indices.shape, self.width, dtype=self.dtype, device=indices.device)

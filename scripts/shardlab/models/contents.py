@@ -86,7 +86,7 @@ def check_all(run: Run, model: nn.Module, runs: list[Run], seen: Mapping[str, li
     if sentence := next(filter(None, refused.values()), None):
         names = [name for name, why in refused.items() if why]
         taken = [name for name, why in refused.items() if not why]
-        alternatives = f" These strategies take the model: {', '.join(taken)}." if taken else ""
+        alternatives = f" Of the strategies to train it, these take it: {', '.join(taken)}." if taken else ""
         raise UserError(f"{', '.join(names)} x {run.workload}: {sentence}{alternatives}")
     sentences: dict[str, list[str]] = defaultdict(list)
     for each in runs:

@@ -79,7 +79,7 @@ def one_process(run: Run, folder: Path) -> OneProcess:
     task, micro = _loaded(run, model, folder)
     seen = trial.find_properties(run, task, model)
     if changing := seen.get("changing"):
-        names = ", ".join(changing[:3])
+        names = ", ".join([*dict.fromkeys(map(models.without_numbers, changing))][:3])
         return OneProcess(f"the model has values that a forward pass writes ({names}), which no strategy trains.", seen)
     refusal = ""
     if task.packed:
