@@ -54,21 +54,15 @@ def test_locks_of_a_killed_driver_go_and_one_that_lives_is_waited_for(tmp_path):
     assert locks.exists(), "whether that one lives is not known here"
 
 
-@pytest.mark.parametrize(
-    ("words", "runs_jobs"),
-    [(["all"], True), (["-np"], False), (["--dag"], False)],
-)
-def test_a_call_that_only_looks_takes_no_locks(words, runs_jobs):
-    assert snakemake_lock.runs_jobs(words) == runs_jobs
+def test_a_call_that_only_looks_takes_no_locks():
+    assert [snakemake_lock.runs_jobs([word]) for word in ("all", "-np", "--dag")] == [True, False, False]
 
 
-@pytest.mark.parametrize(("key", "value"), [("seed", 2), ("seal", "0")])
-def test_settings_that_were_edited_are_resolved_again(tmp_path, key, value):
+def test_settings_that_were_edited_are_resolved_again(tmp_path):
     """By the next call, and no program takes them before; those of another configuration are no edit."""
     run, path = tiny_run("mlp"), tmp_path / "results/single/mlp/run.json"
     write_json(path, sealed(run))
-    assert read_run(path) == run
-    write_json(path, json.loads(path.read_text()) | {key: value})
+    write_json(path, json.loads(path.read_text()) | {"seed": 2})
     os.utime(path, ns=(5, 5))
     with pytest.raises(UserError) as error:
         read_run(path)
@@ -87,9 +81,6 @@ def test_a_folder_that_is_not_writable(tmp_path, monkeypatch):
     # Root can write anywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     with pytest.raises(UserError, match=f"you cannot write into {tmp_path}; work in your own copy"):
-        call_checks.check_folder(tmp_path)
-    (tmp_path / "results").symlink_to("purged")
-    with pytest.raises(UserError, match="results is a link to purged, which does not exist"):
         call_checks.check_folder(tmp_path)
 
 
