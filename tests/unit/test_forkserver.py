@@ -149,9 +149,7 @@ def test_a_job_has_nothing_of_the_server_but_what_imports_set_for_themselves(ser
 
 def test_a_client_ends_as_its_job_does_and_hands_signals_on(serve, write):
     server = serve()
-    error = (
-        "from shardlab.errors import UserError\nprint(sys.argv[1:], file=sys.stderr)\nraise UserError('no such thing.')"
-    )
+    error = "from shardlab.errors import UserError\nraise UserError(f'no such thing: {sys.argv[1:]}.')"
     child = server.start(write(error), "--x")
     _, errors = child.communicate(timeout=60)
     assert (child.returncode, "error: no such thing: ['--x'].\n" in errors) == (1, True)

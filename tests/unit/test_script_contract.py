@@ -42,9 +42,13 @@ def line(step, loss=1.0, **values):
 def test_a_line_that_breaks_the_contract_is_named(tmp_path, text, words):
     (tmp_path / "metrics.jsonl").write_text(text)
     lines = Lines(tmp_path / "metrics.jsonl", 0, STEPS)
-    with pytest.raises(UserError, match=words):
+
+    def read():
         lines.new(ended=True)
         lines.finish()
+
+    with pytest.raises(UserError, match=words):
+        read()
 
 
 def test_a_line_is_taken_once_it_is_whole_and_once(tmp_path):

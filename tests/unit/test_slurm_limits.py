@@ -6,7 +6,7 @@ import pytest
 
 from helpers.common import program
 from shardlab.errors import UserError
-from shardlab.runs import run_status, slurm, slurm_limits
+from shardlab.runs import run_status, slurm
 from shardlab.runs.slurm_limits import means
 from shardlab.settings.sites import Site
 
@@ -20,8 +20,6 @@ CONFIG = {"JobRequeue": "1", "PreemptType": "preempt/partition_prio", "PreemptMo
         ({}, {}, ["requests 60 min of at most 120; 120 s before", "is requeued", "warned 10 s before"]),
         ({"GraceTime": "0"}, {}, ["killed without notice", "checkpoint_interval_minutes", "then it is requeued"]),
         ({"PreemptMode": "CANCEL"}, {}, ["(CANCEL)", "then it ends, and Snakemake submits it again"]),
-        ({"PreemptMode": "SUSPEND"}, {}, ["suspended and continues later"]),
-        ({}, {"PreemptType": "preempt/none"}, ["preemption: none on batch"]),
         ({}, {"JobRequeue": "0"}, ["it saves and ends, and Snakemake submits it again"]),
         ({}, {"KillWait": "25 sec"}, ["does not end after 25 s", "stop_seconds, now 25"]),
     ],
@@ -30,10 +28,6 @@ def test_what_it_means(partition, config, words):
     said, wrong = means(Site(slurm={}), 60, BATCH | partition, CONFIG | config)
     assert all(word in " ".join(said) for word in words), said
     assert wrong == []
-    assert ("scancel" in " ".join(said)) == ("KillWait" in config)
-
-
-def test_a_time_limit_that_the_partition_does_not_give():
     _, wrong = means(Site(slurm={}), 121, BATCH, CONFIG)
     assert wrong == ["partition batch limits jobs to 120 min, but slurm.runtime is 121; lower it to 120"]
 
@@ -52,15 +46,11 @@ def hanging(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        pytest.param(lambda _: slurm.requeue(slurm.TIME_LIMIT), False, id="requeue"),
-        pytest.param(lambda _: slurm.seconds_left(), None, id="time left"),
-        pytest.param(
-            lambda _: slurm_limits.policy(Site(slurm={}), 1, 1),
-            (["limits: unknown, because scontrol does not answer"], []),
-            id="limits",
-        ),
-        pytest.param(run_status.queue, {}, id="waiting jobs"),
+        (lambda _: slurm.requeue(slurm.TIME_LIMIT), False),
+        (lambda _: slurm.seconds_left(), None),
+        (run_status.queue, {}),
     ],
+    ids=["requeue", "time left", "waiting jobs"],
 )
 def test_a_figure_that_slurm_does_not_give_is_left_out(hanging, capsys, tmp_path, call, expected):
     began = time.monotonic()
