@@ -237,9 +237,7 @@ def test_a_comma_too_many_at_the_end_of_each_row_shifts_no_column(hub, raw):
 def test_a_picture_that_cannot_be_read_is_named(hub, raw):
     content = table({"image": datasets.Image()}, [{"image": {"bytes": b"<html>", "path": None}}])
     hub.push(REPO, {f"{split}.parquet": content for split in SPLITS})
-    with pytest.raises(
-        UserError, match="^data set mine: split train of tester/some, row 0, column image: cannot ident"
-    ):
+    with pytest.raises(UserError, match=r"^data set mine: split train of tester/some, row 0, column image: cannot "):
         samples(raw, columns=["image"])
 
 
