@@ -31,34 +31,21 @@ def test_patches_were_reviewed_for_the_version_that_is_used(package):
     )
 
 
-def test_each_file_is_of_a_project_that_was_reviewed():
-    projects = {path.stem.partition("_")[0] for path in PACKAGE.glob("[!_]*.py")}
-    assert projects == {package.partition("-")[0] for package in REVIEWED}
-
-
 def test_one_look_at_the_ready_jobs_at_a_time(monkeypatch):
     """The patched scheduler: a timer only where the rate limit held jobs back, and one."""
+    monkeypatch.setattr(JobScheduler, snakemake_core.METHOD, getattr(JobScheduler, snakemake_core.METHOD))
     for name in ("get_free_jobs", "register_jobs"):
         monkeypatch.setattr(JobRateLimiter, name, getattr(JobRateLimiter, name))
-    monkeypatch.setattr(JobScheduler, snakemake_core.METHOD, getattr(JobScheduler, snakemake_core.METHOD))
     snakemake_core.look_again_once()
     look_again = getattr(JobScheduler, snakemake_core.METHOD)
-    assert look_again is snakemake_core.once
-    looks, ready = threading.Semaphore(0), ["a job"]
-    limiter = JobRateLimiter(MaxJobsPerTimespan(5, "100ms"))
-    dag = SimpleNamespace(ready_jobs=[])
-    scheduler = SimpleNamespace(job_rate_limiter=limiter, _open_jobs=looks, workflow=SimpleNamespace(dag=dag))
-    look_again(scheduler, 0.05)
-    assert looks.acquire(timeout=60), "something else is waited for, and the limit was never asked"
-    dag.ready_jobs = ready
-    assert limiter.get_free_jobs() == 5
-    limiter.register_jobs(4)
-    look_again(scheduler, 0.05)
-    assert not looks.acquire(timeout=0.2), "no job was held back"
-    assert limiter.get_free_jobs() == 5
-    limiter.register_jobs(5)
-    time.sleep(0.15)  # as starting them may take longer than the limit's time
-    for _ in range(3):
-        look_again(scheduler, 0.05)
-    assert looks.acquire(timeout=60)
-    assert not looks.acquire(timeout=0.2), "one timer for all three"
+    looks, limiter = threading.Semaphore(0), JobRateLimiter(MaxJobsPerTimespan(5, "100ms"))
+    workflow = SimpleNamespace(dag=SimpleNamespace(ready_jobs=["a job"]))
+    scheduler = SimpleNamespace(job_rate_limiter=limiter, _open_jobs=looks, workflow=workflow)
+    for started, held_back in ((4, False), (5, True)):
+        assert limiter.get_free_jobs() == 5
+        limiter.register_jobs(started)
+        time.sleep(0.15)  # as starting them may take longer than the limit's time
+        for _ in range(3):
+            look_again(scheduler, 0.05)
+        assert looks.acquire(timeout=60 if held_back else 0.2) == held_back
+        assert not looks.acquire(timeout=0.2), "one timer for all three"

@@ -3,8 +3,7 @@
 import pytest
 import snakemake_executor_plugin_slurm  # noqa: F401 (its import starts `which`)
 
-from helpers.common import program, tiny_run
-from shardlab.cli import preflight
+from helpers.common import program
 from shardlab.runs import gpus, project_folder, slurm, slurm_limits
 from shardlab.runs.slurm_request import Request, gpus_of
 from shardlab.settings import load
@@ -50,14 +49,6 @@ def test_a_job_that_slurm_would_refuse(programs, text, said, wrong):
         assert all(part in sentence and reason in sentence for sentence in sentences)
 
 
-def test_a_driver_inside_a_job_is_told_so_and_nothing_is_asked_without_slurm(programs, monkeypatch):
-    monkeypatch.setenv(slurm.DRIVER, "7")
-    config = load.config({"site": "test", "strategies": ["ddp"], "workloads": ["mlp"]})
-    (said,), wrong = preflight.queues(tiny_run("mlp", "ddp"), config)
-    assert "driver: this call runs in Slurm job 7 and ends with it" in said
-    assert wrong == []
-
-
 LFS = "/lustre\n                1048576* 0   2097152       -     900       0    1500       -"
 QUOTA = """Disk quotas for user learner (uid 1000):
      Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
@@ -79,9 +70,7 @@ def test_a_folder_that_is_too_small(programs, monkeypatch, tmp_path):
     mounts.write_text(f"nas:/home {tmp_path} nfs4 rw 0 0\n")
     monkeypatch.setattr(project_folder, "MOUNTS", mounts)
     programs("quota", {"-w": QUOTA.replace("9437184*", "10000000*")})
-    said, wrong = project_folder.look(tmp_path, 2**30)
-    assert said[0].startswith(f"folder: {tmp_path} is on nfs4, mounted at {tmp_path}, with ")
-    assert said[1:] == ["quota: you use 9.5 GiB of 10.0 GiB, 70,000 of 100,000 files"]
+    _, wrong = project_folder.look(tmp_path, 2**30)
     assert wrong == [f"your quota at {tmp_path} leaves less than 1.0 GiB; free some, or use another folder"]
 
 
