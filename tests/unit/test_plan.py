@@ -67,15 +67,9 @@ def test_the_time_is_the_longer_of_products_and_traffic_then_the_update():
     assert made(traffic=[("dp_replicate", 100e9)]).step_seconds == pytest.approx(products + update), "sent beside them"
     assert made(traffic=[("dp_replicate", 900e9)]).step_seconds == pytest.approx(9 + update), "longer than they take"
     assert made("tp", traffic=[("tp", 100e9)]).step_seconds == pytest.approx(products + 1 + update), "waited for"
-
-
-def test_a_pipeline_s_time_has_its_bubble():
-    """Two micro-batches on two ranks: each computes two thirds of the time."""
-    run = run_of("pp")
-    parts = run.options.n_microbatches
-    seconds, _ = plan.step_time(run, Hardware(**KNOWN), estimate(weights=0), "none")
-    assert (run.options.pipeline.torch_class, run.mesh.stages) == ("Schedule1F1B", 2)
-    assert seconds == pytest.approx(1e14 / (2 * 1e13) * (parts + 1) / parts)
+    # Two micro-batches on two ranks, by 1F1B: each computes two thirds of the time.
+    parts = run_of("pp").options.n_microbatches
+    assert made("pp").step_seconds == pytest.approx(products * (parts + 1) / parts + update), "with its bubble"
 
 
 def test_between_nodes_the_network_counts():
@@ -105,8 +99,6 @@ def test_what_to_take():
     ddp, fsdp = made(peak=79 * GIB), made("fsdp", peak=78 * GIB)  # 2 GiB are left free
     assert (ddp.fits, fsdp.fits) == (False, True)
     assert plan_table.choice([ddp, fsdp]).startswith("Use fsdp: predicted to be the fastest that fits")
-    slow = made("fsdp", peak=50 * GIB, flops=10**15)
-    assert plan_table.choice([slow, made(peak=60 * GIB)]).startswith("Use ddp: predicted to be the fastest")
     assert plan_table.choice([ddp]).startswith("Nothing fits: ddp needs least, 79 GiB per rank")
     no_time = {key: value for key, value in KNOWN.items() if key == "device_memory_gib"}
     plans = [made(name, figures=no_time, peak=size * GIB) for name, size in (("ddp", 90), ("fsdp", 60), ("tp", 50))]
@@ -148,13 +140,9 @@ SHARED |= {"checkpoint_interval_steps", "checkpoint_interval_minutes", "keep_las
 
 def test_runs_share_a_plan_only_if_no_tensor_differs():
     """Say of a new key whether runs that differ in it share a plan."""
-    run = tiny_run("llama2", "ddp")
-    others = {key: tiny_run("llama2", "ddp", **{key: CHANGES["recipe"][key]}) for key in Recipe.model_fields}
-    assert {key for key, other in others.items() if plan.cost(run) == plan.cost(other)} == SHARED
-
-
-def test_runs_of_other_sizes_do_not_share_a_plan():
     run = tiny_run("llama2", "fsdp")
+    others = {key: tiny_run("llama2", "fsdp", **{key: CHANGES["recipe"][key]}) for key in Recipe.model_fields}
+    assert {key for key, other in others.items() if plan.cost(run) == plan.cost(other)} == SHARED
     assert plan.cost(run) == plan.cost(run.model_copy(update={"seed": 7, "sources": {}}))
     others = [on("cuda", run), tiny_run("llama2", "fsdp", 4), tiny_run("llama2", "fsdp_offload")]
     others.append(run.model_copy(update={"model": run.model.model_copy(update={"args": {}})}))
