@@ -56,16 +56,6 @@ def test_an_image_for_srun_is_a_name_or_the_whole_path_of_a_file_and_needs_no_pr
     assert (file.path, file.labels) == (str(tmp_path / "image.sqsh"), {})
 
 
-def test_what_is_missing_is_named(made, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"^apptainer-9, which builds and starts the image, was not found on "):
-        made(command="apptainer-9")
-    with pytest.raises(UserError, match=r"none\.sif does not exist; set container\.image"):
-        made(command="true", image="none.sif")
-    monkeypatch.setattr(image.sys, "version_info", SimpleNamespace(major=3, minor=13))
-    with pytest.raises(UserError, match=r"Debian 12 with Python 3.11.*Python 3.13.*container.base to docker"):
-        made(command="true", base="debootstrap")
-
-
 def test_an_image_that_was_changed_after_its_report(tmp_path):
     (tmp_path / "train.sif").write_text("image")
     digest = sha256(tmp_path / "train.sif")
@@ -76,9 +66,6 @@ def test_an_image_that_was_changed_after_its_report(tmp_path):
     (tmp_path / "train.sif").write_text("imagE")
     os.utime(tmp_path / "train.sif", (2e9, 2e9))
     with pytest.raises(UserError, match=r"is not the one in .*train.image.json \(its SHA-256 differs\)"):
-        read_image(tmp_path / "train.image.json")
-    (tmp_path / "train.sif").unlink()
-    with pytest.raises(UserError, match=r"train.sif is missing; build it again with"):
         read_image(tmp_path / "train.image.json")
 
 
@@ -92,38 +79,28 @@ def test_wheels_for_rocm_are_those_of_the_lock_file_without_pytorch_and_nvidia(t
     assert "-r" not in words
 
 
-@pytest.mark.parametrize(
-    ("python", "torch", "says"),
-    [
-        (None, "2.13.1+rocm7.2", None),
-        ("3.9", "2.13.1+rocm7.2", "Python of IMAGE is 3.11, but the wheels are those of 3.9; set "),
-        (None, "2.9.1+rocm7.2", "PyTorch of IMAGE is 2.9.1+rocm7.2, but this project needs 2.11 to 2.13; set "),
-    ],
-)
-def test_base_rocm_must_have_the_python_and_the_pytorch_of_the_wheels(tmp_path, python, torch, says):
-    actual = f"{sys.version_info.major}.{sys.version_info.minor}"
+def test_base_rocm_must_have_a_pytorch_that_the_project_takes(tmp_path):
     built = "version = SimpleNamespace(cuda=None, hip='7.2')"
-    (tmp_path / "torch.py").write_text(f"from types import SimpleNamespace\n__version__ = {torch!r}\n{built}\n")
     (tmp_path / "python3").symlink_to(sys.executable)
-    environment = {"PYTHONPATH": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin", "IMAGE": "IMAGE"}
-    environment |= {"BASE": "rocm", "PYTHON": python or actual, "OLDEST_TORCH": torch_releases.OLDEST}
+    environment = {"PYTHONPATH": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin", "IMAGE": "IMAGE", "BASE": "rocm"}
+    environment |= {"PYTHON": "{}.{}".format(*sys.version_info), "OLDEST_TORCH": torch_releases.OLDEST}
     checks = (ROOT / "containers/install.sh").read_text().partition("# DeepSpeed")[0]
     checks = checks.replace("/wheelhouse.txt", str(LOCK))
-    done = subprocess.run(["sh", "-c", checks], capture_output=True, text=True, env=environment)
-    assert done.returncode == (says is not None)
-    assert not says or f"error: the {says.replace('3.11', actual)}" in done.stderr
+    for torch, fails in (("2.13.1+rocm7.2", False), ("2.9.1+rocm7.2", True)):
+        (tmp_path / "torch.py").write_text(f"from types import SimpleNamespace\n__version__ = {torch!r}\n{built}\n")
+        done = subprocess.run(["sh", "-c", checks], capture_output=True, text=True, env=environment)
+        assert bool(done.returncode) == fails
+    assert "error: the PyTorch of IMAGE is 2.9.1+rocm7.2, but this project needs 2.11 to 2.13; set " in done.stderr
     containerfile = (ROOT / "containers/Containerfile").read_text()
     assert f"\nARG OLDEST_TORCH={torch_releases.OLDEST}\n" in containerfile, "as for Apptainer"
 
 
 def test_the_report_of_an_image_says_its_pytorch(made, tmp_path):
-    named = {"shardlab.torch": "2.13.0+cu130", "shardlab.cuda": "13.0", "org.x.deffile.mirrorurl": "http://127.0.0.1:9"}
-    named["org.label-schema.build-arch"] = "arm64"
+    named = {"shardlab.torch": "2.13.0+cu130", "shardlab.cuda": "13.0", "org.label-schema.build-arch": "arm64"}
     found = json.dumps({"data": {"attributes": {"labels": named}}})
     (tmp_path / "mine.sif").write_text("image")
     report = made(command=str(program(tmp_path / "apptainer", f"echo '{found}'")), image=str(tmp_path / "mine.sif"))
     assert (report.torch, report.cuda, report.rocm, report.driver) == ("2.13.0+cu130", "13.0", None, 580)
-    assert set(report.labels) == {"shardlab.torch", "shardlab.cuda", "org.label-schema.build-arch"}
     assert report.architecture == "aarch64"
 
 

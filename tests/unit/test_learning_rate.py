@@ -23,21 +23,10 @@ TAKES = {
 """A value of each argument that some optimizer takes."""
 
 
-def rates(schedule, steps=12, steps_per_epoch=4):
+def rates(schedule):
+    """Of 12 steps, 4 of them an epoch."""
     recipe = Recipe.model_validate({"optimizer": {"learning_rate": 0.3}, "lr_schedule": schedule})
-    return [recipe.learning_rate(step, steps, steps_per_epoch) for step in range(steps)]
-
-
-def torchs(make, steps=12):
-    """The rates of a scheduler of torch.optim.lr_scheduler, stepped after every step."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
-    scheduler = make(optimizer)
-    seen = []
-    for _ in range(steps):
-        seen.append(scheduler.get_last_lr()[0])
-        optimizer.step()
-        scheduler.step()
-    return seen
+    return [recipe.learning_rate(step, 12, 4) for step in range(12)]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +45,13 @@ def torchs(make, steps=12):
     ],
 )
 def test_schedules_are_pytorchs(schedule, make):
-    assert rates(schedule) == pytest.approx(torchs(make), rel=1e-12)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
+    scheduler, seen = make(optimizer), []
+    for _ in range(12):
+        seen.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    assert rates(schedule) == pytest.approx(seen, rel=1e-12)
 
 
 def test_the_warm_up_grows_in_equal_parts_and_the_schedule_follows_it():
@@ -86,17 +81,15 @@ def test_what_is_set_reaches_the_optimizer(name):
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ({"groups": {"layer.0": {}}}, ["recipe.groups: layer.0 names no parameter", "layers.0"]),
-        ({"groups": {"layers.*": {}, "layers.1.up": {}}}, ["both layers.* and layers.1.up name layers.1.up.weight"]),
-        ({"freeze": ["*"]}, ["recipe.freeze names every parameter of the model", "narrow"]),
+        ({"groups": {"layer.0": {}}}, "recipe.groups: layer.0 names no parameter.*layers.0"),
+        ({"groups": {"layers.*": {}, "layers.1.up": {}}}, r"both layers\.\* and layers\.1\.up name layers.1.up.weight"),
+        ({"freeze": ["*"]}, "recipe.freeze names every parameter of the model.*narrow"),
     ],
 )
 def test_patterns_that_do_not_fit(recipe, words):
     run = tiny_run("llama2", **recipe)
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(UserError, match=words):
         optimizers.own_settings(run.recipe, build(run), [])
-    assert all(word in str(raised.value) for word in words), raised.value
-    assert "\n" not in str(raised.value)
 
 
 def test_muon_of_one_process_is_that_of_pytorch():
