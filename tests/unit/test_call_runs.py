@@ -18,18 +18,6 @@ def call(values=TWO, *arguments, overwritten=()):
 
 
 @pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        ("results/fsdp/lama2.done", r"there is no workload 'lama2'; did you mean llama2\?"),
-        ("results/export/ddp/mlp", "model mlp has no counterpart in transformers; models that have one: llama,"),
-    ],
-)
-def test_a_mistake_is_found_before_any_job(target, words):
-    with pytest.raises(UserError, match=words):
-        call({}, target)
-
-
-@pytest.mark.parametrize(
     ("arguments", "overwritten", "strategies"),
     [
         (["all"], (), {"single", "ddp", "fsdp"}),

@@ -3,37 +3,19 @@
 import foreign
 import pytest
 import torch
-from foreign_models import ENGINES, MODELS, Foreign
-from torch import nn
+from foreign_models import ENGINES, MODELS
 
 from helpers.common import build, save_initial
 from shardlab.errors import UserError
 from shardlab.models import contents
-from shardlab.models._chain import Chain, Segment
 from shardlab.models.weights import materialize
 from shardlab.runtime import tasks, trial
 from shardlab.settings.model_rules import refusal
 
 
-class TiedChain(Chain):
-    """A chain two of whose pieces share a weight."""
-
-    def __init__(self, *, inputs, outputs):
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(16, 16)
-        self.last.weight = self.middle.weight
-        self.head = nn.Linear(16, outputs)
-
-    def segments(self):
-        return [Segment((name,), layer) for name, layer in self.named_children()]
-
-
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
     monkeypatch.setattr(foreign.registry, "names", foreign.registry.names)
-    monkeypatch.setitem(foreign.MODELS, "tied_chain", Foreign(TiedChain, "", ["first", "last"], {}))
-    plan = {"tensor": {"middle": "column", "last": "row"}, "segments": 4}
-    monkeypatch.setitem(foreign.PLANS, "tied_chain", plan)
     foreign.register()
 
 
@@ -88,12 +70,6 @@ def test_a_refusal_names_the_parameters_and_the_strategies_that_take_the_model(c
     words = r"^fsdp, zero3 x scalar_parameter: .*\(scale\).* These strategies take the model: single, ddp\.$"
     with pytest.raises(UserError, match=words):
         checked("scalar_parameter", "single", "ddp", "fsdp", "zero3")
-
-
-def test_ties_are_refused_where_they_would_be_split(checked):
-    with pytest.raises(UserError, match=r"the `tensor` plan splits \(middle.weight, last.weight\); leave"):
-        checked("tied_chain", "tp")
-    assert checked("tied_chain", "ddp", "fsdp", "zero3", "mp", "pp") == []
 
 
 def test_what_is_not_a_chain_is_refused_where_it_would_be_cut(checked):

@@ -9,7 +9,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from shardlab.errors import UserError
-from shardlab.models import weights
 from shardlab.parallel import parallelize
 from shardlab.runtime import device, distributed
 from shardlab.runtime.batches import Step
@@ -51,12 +50,3 @@ def test_a_selective_recomputation_computes_no_product_again():
     with FlopCounterMode(display=False) as counted:
         model(x).sum().backward()
     assert counted.get_total_flops() == 3 * 2 * 5 * 8 * 8
-
-
-def test_buffers_of_offloaded_weights_are_on_the_device():
-    model = torch.nn.BatchNorm1d(3)
-    for name, parameter in [*model.named_parameters()]:
-        setattr(model, name, torch.nn.Parameter(parameter.to("meta")))
-    weights.allocate(model, torch.device("cpu"), torch.device("meta"))
-    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
-    assert {buffer.device.type for buffer in model.buffers()} == {"meta"}

@@ -1,6 +1,5 @@
 """Files are complete or absent; damaged ones are named."""
 
-import errno
 import os
 import shutil
 from pathlib import Path
@@ -12,7 +11,7 @@ from shardlab import data as data_sets
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError
-from shardlab.files import read_json, write_atomic, write_json
+from shardlab.files import read_json, write_json
 from shardlab.models import export
 from shardlab.records import metrics
 from shardlab.train import loop
@@ -37,18 +36,6 @@ def test_a_run_that_resumes_keeps_all_earlier_attempts(tmp_path):
     assert [(line["kind"], line["step"]) for line in metrics.read(path)] == lines
     MetricsLog(path)
     assert metrics.read(path) == [], "a run that begins anew has no history"
-
-
-def test_a_file_that_cannot_be_written_says_why_and_what_helps_and_is_as_before(tmp_path):
-    def refuse(temporary):
-        temporary.write_text("part")
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-
-    path = tmp_path / "report.json"
-    path.write_text("before")
-    with pytest.raises(UserError, match=r"report.json could not be written: .*exceeded.*Free space or quota"):
-        write_atomic(path, refuse)
-    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("report.json", "before")]
 
 
 @pytest.mark.parametrize(

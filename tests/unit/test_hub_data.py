@@ -107,18 +107,6 @@ def test_reading_needs_a_whole_download_and_no_network(hub, raw):
         reader.read(data_set(), raw)
 
 
-def test_the_files_are_those_of_the_configuration_whatever_was_there_before(hub, raw):
-    configs = [repository(name, {split: {"text": [f"{name} {split}"]} for split in SPLITS}) for name in ("de", "fr")]
-    both = {path: content for each in configs for path, content in each.items()}
-    parts = [each["README.md"].split(b"configs:\n")[1].replace(b"  default: true\n---\n", b"") for each in configs]
-    hub.push(REPO, both | {"README.md": b"".join([b"---\nconfigs:\n", *parts, b"---\n"])})
-    assert "'de', 'fr'" in refusal(raw)
-    samples(raw, config="de")
-    assert samples(raw, config="fr")["test"] == [("fr test",)]
-    later = json.loads((raw / "download.json").read_text())
-    assert later["files"].keys() == {f"fr/{split}-00000-of-00001.parquet" for split in SPLITS}
-
-
 def test_pictures_in_folders_can_be_moved_and_reading_writes_nothing(hub, raw, tmp_path):
     files = {}
     for path, gray in {"a/0": 10, "a/1": 20, "b/0": 30, "b/1": 40}.items():
@@ -223,12 +211,6 @@ def test_classes_that_have_other_names_in_another_file_are_refused(hub, raw):
     said = refusal(raw, columns=["text", "label"])
     assert re.search("column label has the classes cat, dog, emu in train.*, but emu, cat, dog in test", said)
     assert samples(raw, columns=["text"])["train"][0] == ("x",)
-
-
-def test_a_comma_too_many_at_the_end_of_each_row_shifts_no_column(hub, raw):
-    text = b'question,answer,of\nwhat is 0?,"0, or ""0""",book 0,\n'
-    hub.push(REPO, {f"{split}.csv": text for split in SPLITS})
-    assert samples(raw, columns=["question", "answer"])["test"] == [("what is 0?", '0, or "0"')]
 
 
 # Errors

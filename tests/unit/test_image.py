@@ -2,22 +2,18 @@
 
 import json
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from helpers.common import ROOT, program
+from helpers.common import program
 from shardlab.cli import image
 from shardlab.errors import UserError
 from shardlab.files import sha256, write_json
 from shardlab.runs import job
 from shardlab.runs.images import ImageReport, read_image
-from shardlab.settings import torch_releases
 from shardlab.settings.sites import Container
-
-LOCK = ROOT / "envs/train.txt"
 
 
 @pytest.fixture
@@ -67,32 +63,6 @@ def test_an_image_that_was_changed_after_its_report(tmp_path):
     os.utime(tmp_path / "train.sif", (2e9, 2e9))
     with pytest.raises(UserError, match=r"is not the one in .*train.image.json \(its SHA-256 differs\)"):
         read_image(tmp_path / "train.image.json")
-
-
-def test_wheels_for_rocm_are_those_of_the_lock_file_without_pytorch_and_nvidia(tmp_path):
-    lines = [line for line in LOCK.read_text().splitlines() if "==" in line]
-    lines += ["triton==3.7.0  # via torch", "nvidia-cublas-cu13==13.1.0  # via torch", "cuda-bindings==13.0.3"]
-    words = image.pip_command("rocm", LOCK, lines, tmp_path)
-    left_out = {line.split()[0] for line in lines} - {*words}
-    assert {pin.split("==")[0] for pin in left_out} == {"torch", "triton", "nvidia-cublas-cu13", "cuda-bindings"}
-    assert "--no-deps" in words
-    assert "-r" not in words
-
-
-def test_base_rocm_must_have_a_pytorch_that_the_project_takes(tmp_path):
-    built = "version = SimpleNamespace(cuda=None, hip='7.2')"
-    (tmp_path / "python3").symlink_to(sys.executable)
-    environment = {"PYTHONPATH": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin", "IMAGE": "IMAGE", "BASE": "rocm"}
-    environment |= {"PYTHON": "{}.{}".format(*sys.version_info), "OLDEST_TORCH": torch_releases.OLDEST}
-    checks = (ROOT / "containers/install.sh").read_text().partition("# DeepSpeed")[0]
-    checks = checks.replace("/wheelhouse.txt", str(LOCK))
-    for torch, fails in (("2.13.1+rocm7.2", False), ("2.9.1+rocm7.2", True)):
-        (tmp_path / "torch.py").write_text(f"from types import SimpleNamespace\n__version__ = {torch!r}\n{built}\n")
-        done = subprocess.run(["sh", "-c", checks], capture_output=True, text=True, env=environment)
-        assert bool(done.returncode) == fails
-    assert "error: the PyTorch of IMAGE is 2.9.1+rocm7.2, but this project needs 2.11 to 2.13; set " in done.stderr
-    containerfile = (ROOT / "containers/Containerfile").read_text()
-    assert f"\nARG OLDEST_TORCH={torch_releases.OLDEST}\n" in containerfile, "as for Apptainer"
 
 
 def test_the_report_of_an_image_says_its_pytorch(made, tmp_path):

@@ -4,9 +4,8 @@ import pytest
 import snakemake_executor_plugin_slurm  # noqa: F401 (its import starts `which`)
 
 from helpers.common import program
-from shardlab.runs import gpus, project_folder, slurm, slurm_limits
-from shardlab.runs.slurm_request import Request, gpus_of
-from shardlab.settings import load
+from shardlab.runs import project_folder, slurm, slurm_limits
+from shardlab.runs.slurm_request import Request
 from shardlab.settings.sites import Site
 
 
@@ -23,13 +22,6 @@ def programs(monkeypatch, tmp_path):
         program(folder / name, f'case "$*" in\n{cases}esac\nexit {status}')
 
     return make
-
-
-def test_a_request_in_the_units_of_limits():
-    asked = Request("x", slurm.resources(load.site(load.config({"site": "kempner"})), "train", 2, 4))
-    assert (asked.nodes, asked.gpus, asked.cores, asked.minutes) == (2, 8, 128, 60)
-    assert [gpus_of({"gres": text}) for text in ("gpu:3", "gpu", "gpu:a100_3g.20gb", "shard:2,gpu:2")] == [3, 1, 1, 2]
-    assert [gpus_of({"slurm_extra": text}) for text in ("--x --gpus-per-node=a100:2", "--x", "")] == [2, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -72,8 +64,3 @@ def test_a_folder_that_is_too_small(programs, monkeypatch, tmp_path):
     programs("quota", {"-w": QUOTA.replace("9437184*", "10000000*")})
     _, wrong = project_folder.look(tmp_path, 2**30)
     assert wrong == [f"your quota at {tmp_path} leaves less than 1.0 GiB; free some, or use another folder"]
-
-
-def test_the_network_in_nccl_s_log():
-    assert "uses TCP, which is slow" in gpus.network("n1:71:71 [0] NCCL INFO Using network Socket\n")
-    assert "NCCL uses AWS Libfabric" in gpus.network("n1:71:71 [0] NCCL INFO Using network AWS Libfabric\n")

@@ -94,18 +94,6 @@ def test_what_an_encoder_leaves_out_is_counted(tmp_path):
     assert counts["train"] == {"tokens after the last whole window dropped": 1}
 
 
-def test_an_error_of_the_reader_names_data_set_split_and_row(tmp_path):
-    def broken():
-        yield ([1.0], [2.0])
-        raise OSError("cannot identify image file")
-
-    data = data_set("regression", inputs=1, outputs=1)
-    splits = all_splits([([1.0], [2.0])]) | {"validation": broken()}
-    with pytest.raises(UserError, match="data set mine, split validation, row 1: cannot identify image file"):
-        store.write(tmp_path, data, *encode(data, splits))
-    assert not (tmp_path / "dataset.json").exists()
-
-
 WORDS = [bytes(word).decode() for word in np.random.default_rng(0).integers(97, 123, (2000, 6), np.uint8)]
 
 

@@ -94,14 +94,3 @@ def test_advice_comes_from_the_figures(speeds, words):
     table = table.assign(status="done", equality="equal", **quartiles)
     assert all(word in advice(table) for word in words)
     assert "fastest" not in advice(table, on_cpus=True)
-
-
-def test_one_row_that_cannot_be_read_breaks_no_table(tmp_path):
-    runs = [tiny_run("mlp"), tiny_run("mlp", "ddp")]
-    finished(tmp_path, runs[0])
-    finished(tmp_path, runs[1], tensor_bytes=[])
-    table = summary.collect(runs, tmp_path, 0)
-    assert table.status[0] == "done"
-    assert table.status[1].startswith("damaged: ")
-    assert "ddp/mlp" in table.status[1]
-    assert table.iloc[1].drop(["strategy", "workload", "status"]).isna().all()

@@ -1,14 +1,7 @@
 """Configuration to runs: degrees multiplied out, the meshes that follow, and one sentence for what does not fit."""
 
-import json
-import re
-
-import jsonschema
 import pytest
-import yaml
 
-import docs
-from helpers.common import ROOT
 from shardlab.errors import UserError
 from shardlab.settings import deepspeed, load, resolve
 
@@ -63,18 +56,6 @@ def test_deepspeed_json_may_not_say_what_the_recipe_says(strategy, tmp_path, mon
     (tmp_path / "mine.json").write_text('{"train_batch_size": 8}')
     with pytest.raises(UserError, match="`train_batch_size` comes from the workload's recipe"):
         resolved("mine")
-
-
-def test_every_file_of_the_configuration_is_valid_by_the_schema_that_it_names(tmp_path):
-    """Editors read it in the first line; a user's own file need not have it."""
-    docs.write_schemas(tmp_path)
-    files = [*(ROOT / "config").glob("*.yaml"), *(ROOT / "config").glob("*/*.yaml")]
-    named = {path: re.match(r"# yaml-language-server: \$schema=(.*)\n", path.read_text()) for path in files}
-    assert len([*filter(None, named.values())]) > 25
-    for path, match in named.items():
-        if match:
-            schema = tmp_path / (path.parent / match[1]).resolve().relative_to(ROOT)
-            jsonschema.validate(yaml.safe_load(path.read_text()), json.loads(schema.read_text()))
 
 
 @pytest.mark.parametrize(("size", "data"), [("small", "embedded"), ("source", "hub")])

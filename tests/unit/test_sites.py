@@ -86,17 +86,6 @@ def test_every_site_s_lines_can_be_printed(capsys, monkeypatch):
         assert "## 1 x 1 (nodes x ranks per node)\n# " in capsys.readouterr().out
 
 
-def test_ranks_have_no_more_cores_than_the_job(monkeypatch):
-    """Of a queue with fewer."""
-    config, _ = loaded(site="perlmutter")
-    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "64")
-    assert "--cpus-per-task=64 " in commands.lines(resolve.ranks(config), ["x.py"], None, Scope.RANKS)
-    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "16")
-    text = commands.lines(resolve.ranks(config), ["x.py"], None, Scope.RANKS)
-    assert "--cpus-per-task=16 " in text
-    assert "OMP_NUM_THREADS=4\n" in text
-
-
 def test_a_plan_need_not_request_a_gpu():
     _, site = loaded(site="engaging", site_settings={"slurm": {"stages": {"plan": {"gpus": "none"}}}})
     assert slurm.resources(site, "init", 1, 1, 30)["gres"] == "gpu:h200:1"

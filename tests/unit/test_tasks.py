@@ -91,12 +91,7 @@ def test_models_that_do_not_do_what_a_task_needs(tiny_data):
         tasks.check_model(run, loaded("moe", tiny_data)[1])
 
 
-def test_accuracy_and_rouge_of_a_perfect_model(tiny_data):
-    task, _ = loaded("vit", tiny_data)
-    batch = task.batch("test", np.arange(task.samples("test")))
-    perfect = torch.nn.functional.one_hot(batch["labels"], 10).double()
-    assert task.score(torch.nn.Identity(), perfect, batch) == task.samples("test")
-
+def test_rouge_of_a_perfect_model(tiny_data):
     task, _ = loaded("xsum", tiny_data)
     batch = task.batch("test", np.arange(task.samples("test")))
 

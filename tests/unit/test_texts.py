@@ -107,21 +107,15 @@ def test_keys_that_the_workload_changes_are_those_of_the_model(tmp_path, theirs)
     assert prepare(tmp_path, [("a",)] * 9, tokenizer=folder, model=changes)[0]["special_tokens"]["end"] == 7
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "most"),
-    [
-        ("gpt2", "sequence_length", 12),
-        ("roberta", "sequence_length", 10),  # the first position has the number after that of padding, 1
-        ("bart", "document_tokens", 12),
-    ],
-)
-def test_models_take_the_lengths_that_they_have_positions_for(tmp_path, kind, name, most):
-    keys = {"model_type": kind, "n_positions": 12, "max_position_embeddings": 12, "pad_token_id": 1}
-    (tmp_path / "config.json").write_text(json.dumps(keys))
-    read = model_config.ModelConfig(tmp_path, {})
-    read.check_lengths({name: most})
-    with pytest.raises(UserError, match=f"{name} is {most + 1}, but the model has {most} positions"):
-        read.check_lengths({name: most + 1})
+def test_models_take_the_lengths_that_they_have_positions_for(tmp_path):
+    # Of RoBERTa the first position has the number after that of padding, 1.
+    for kind, name, most in (("gpt2", "sequence_length", 12), ("roberta", "sequence_length", 10)):
+        keys = {"model_type": kind, "n_positions": 12, "max_position_embeddings": 12, "pad_token_id": 1}
+        (tmp_path / "config.json").write_text(json.dumps(keys))
+        read = model_config.ModelConfig(tmp_path, {})
+        read.check_lengths({name: most})
+        with pytest.raises(UserError, match=f"{name} is {most + 1}, but the model has {most} positions"):
+            read.check_lengths({name: most + 1})
     model_config.ModelConfig(tmp_path, {"model_type": "llama"}).check_lengths({name: 99})  # positions are computed
 
 
@@ -207,21 +201,15 @@ def test_the_targets_of_a_conversation_are_the_assistants_turns(tmp_path, chat, 
     assert "tokenizer.json has dropout 0.5, which draws other tokens each time" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("template", "messages", "words"),
-    [
+def test_conversations_whose_turns_are_not_known(tmp_path, chat):
+    last = PLAIN.replace("{% endfor %}", "{% if loop.last and m.role == 'assistant' %}x{% endif %}{% endfor %}")
+    for template, messages, words in (
         (MARKED, CHAT, "special tokens are written in a message, which marks of the turns do not allow"),
         (PLAIN, [{"from": "human", "value": "one"}], "'value': 'one'}, which has no `role`"),
-        (
-            PLAIN.replace("{% endfor %}", "{% if loop.last and m.role == 'assistant' %}x{% endif %}{% endfor %}"),
-            CHAT[3:] * 2,
-            "mark the assistant's turns",
-        ),
-    ],
-)
-def test_conversations_whose_turns_are_not_known(tmp_path, chat, template, messages, words):
-    options = {"sequence_length": 128, "vocab_size": None, "tokenizer": chat(template)}
-    assert words in refusal(tmp_path, [(messages,)], "instruction_tuning", **options)
+        (last, CHAT[3:] * 2, "mark the assistant's turns"),
+    ):
+        options = {"sequence_length": 128, "vocab_size": None, "tokenizer": chat(template)}
+        assert words in refusal(tmp_path, [(messages,)], "instruction_tuning", **options)
 
 
 def test_messages_need_a_chat_template(tmp_path, theirs):
