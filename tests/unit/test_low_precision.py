@@ -73,11 +73,9 @@ def test_weights_without_a_float32_master_are_unequal_however_near_they_end(judg
     assert judged(rounded=(41_770, 3, 2)).equality[1] == "equal"
     assert judged(rounded=(10, 7, 2)).equality[1] == "equal", "chance, or a type that single has, too"
     assert judged(rounded=(10, 8, 2)).equality[1] == "unequal"
-    assert verdict(judged(rounded=(41_770, 41_770, 2))) == (
-        False,
-        "Of 2 runs, 1 not equal to single: ddp x mlp (weights are rounded to bfloat16: 41,770 of 41,770 values, single "
-        "2; keep float32 master weights).",
-    )
+    reason = "weights are rounded to bfloat16: 41,770 of 41,770 values, single 2; keep float32 master weights"
+    sentence = f"Of 2 runs, 1 not equal to single: ddp x mlp ({reason})."
+    assert verdict(judged(rounded=(41_770, 41_770, 2))) == (False, sentence)
 
 
 def test_full_precision_is_one_of_the_twins(judged):

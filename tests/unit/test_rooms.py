@@ -70,14 +70,8 @@ import importlib, sys
 for name in sys.argv[1:]:
     importlib.import_module(name)
     if "torch" in sys.modules:
-        sys.exit(name)
+        sys.exit(f"{name} imports torch, itself or through others")
 """
-
-
-def first_with_torch(modules):
-    """The first of these modules that imports torch, itself or through others."""
-    words = [sys.executable, "-c", IMPORTS, *modules]
-    return subprocess.run(words, cwd=PACKAGE.parent, capture_output=True, text=True).stderr
 
 
 def test_rooms_and_programs_of_the_login_node_have_no_torch():
@@ -89,9 +83,9 @@ def test_rooms_and_programs_of_the_login_node_have_no_torch():
         and not (room(path) == "patches" and path.name.startswith(("torch_", "deepspeed_")))
     ]
     modules = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in files]
-    assert {name.split(".")[1] for name in modules} >= {*NO_TORCH} - {"ground"}
-    assert first_with_torch([*modules, *(f"shardlab.cli.{name}" for name in LOGIN)]) == ""
-    assert first_with_torch(["shardlab.runtime.engine"]) == "shardlab.runtime.engine\n", "the check sees it"
+    words = [sys.executable, "-c", IMPORTS, *modules, *(f"shardlab.cli.{name}" for name in LOGIN)]
+    done = subprocess.run(words, cwd=PACKAGE.parent, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_traindiff_imports_nothing_of_shardlab_and_its_files_no_circle():

@@ -16,10 +16,6 @@ python -m snakemake --snakefile Snakefile --target-jobs 'train:strategy=fsdp_tp,
 """
 
 
-def test_the_plugin_is_the_one_that_is_known():
-    assert snakemake_slurm.incompatibility(plugin) is None
-
-
 def job(strategy, workload):
     return SimpleNamespace(
         rule=SimpleNamespace(name="train"),
@@ -77,11 +73,9 @@ def test_a_queue_that_does_not_answer_is_not_an_empty_one(silent, tmp_path):
 
 
 def test_jobs_that_slurm_forgot_or_preempted_for_good_end():
-    absent, followed = {}, {"1", "2", "3"}
-    states = {"1": "RUNNING", "2": "PREEMPTED"}
-    for _ in range(slurm_reattach.PATIENCE):
-        assert slurm_reattach.resolve_lost_jobs(states, followed, absent) == states
-    assert slurm_reattach.resolve_lost_jobs(states, followed, absent) == {"1": "RUNNING", "2": "FAILED", "3": "UNKNOWN"}
+    states, jobs = {"1": "RUNNING", "2": "PREEMPTED"}, ({"1", "2", "3"}, {})
+    found = [slurm_reattach.resolve_lost_jobs(states, *jobs) for _ in range(slurm_reattach.PATIENCE + 1)]
+    assert found == [states] * slurm_reattach.PATIENCE + [{"1": "RUNNING", "2": "FAILED", "3": "UNKNOWN"}]
 
 
 @pytest.mark.parametrize(("left", "seconds"), [("1-02:03:04", 93784), ("19:58", 1198), ("UNLIMITED", None)])
@@ -110,6 +104,7 @@ def test_what_was_cancelled_does_not_come_back(monkeypatch, why, shown, expected
 def test_the_patched_executor_follows_a_job_and_submits_nothing_while_slurm_is_silent(monkeypatch, tmp_path, silent):
     """On a copy of the plugin's classes, since a patch stays for as long as the process does."""
     silent.fail = 0
+    assert snakemake_slurm.incompatibility(plugin) is None
     copy = SimpleNamespace(
         Executor=type("Executor", (), {name: getattr(plugin.Executor, name) for name in snakemake_slurm.NEEDED}),
         SubmittedJobInfo=plugin.SubmittedJobInfo,
@@ -121,7 +116,6 @@ def test_the_patched_executor_follows_a_job_and_submits_nothing_while_slurm_is_s
     slurm_reattach.install(tmp_path)
     executor = copy.Executor()
     executor.__post_init__()
-    assert executor.run_uuid == slurm_reattach.name_of(tmp_path)
     reported = []
     executor.logger, executor.slurm_logdir = SimpleNamespace(info=reported.append), tmp_path
     executor._report_job_submission_threadsafe = reported.append
