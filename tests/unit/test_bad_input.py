@@ -1,24 +1,19 @@
 """Mistakes in settings and data: one sentence that names the key or file and what would work."""
 
-import json
-import math
 import shutil
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from helpers.common import build, save_initial, tiny_run
+from helpers.common import build, tiny_run
 from shardlab import data as data_sets
 from shardlab import models
 from shardlab.data import pairs, store
 from shardlab.data.encoders import encode
 from shardlab.errors import Unsupported, UserError
-from shardlab.runtime import tasks
 from shardlab.settings import code_fingerprint, load, model_and_data, resolve
-from shardlab.settings.types import DataSet, read_run
-from shardlab.train import evaluation
+from shardlab.settings.types import DataSet
 
 MLP = {"workloads": ["mlp"], "strategies": ["ddp"]}
 
@@ -187,12 +182,6 @@ def test_a_model_and_arguments_that_there_are_not():
     assert "did you mean llama" in sentence(models.create, "lama", {})
 
 
-def test_settings_of_another_version(tmp_path):
-    values = tiny_run("mlp", "ddp").model_dump(mode="json") | {"schema_version": 2}
-    (tmp_path / "run.json").write_text(json.dumps(values))
-    assert "run.json" in sentence(read_run, tmp_path / "run.json")
-
-
 def test_a_reader_that_returns_no_samples_or_needs_an_option(monkeypatch, tmp_path):
     data = DataSet.model_validate_json(tiny_run("mlp").data.model_dump_json())
     noise = data.options.pop("noise")
@@ -200,15 +189,3 @@ def test_a_reader_that_returns_no_samples_or_needs_an_option(monkeypatch, tmp_pa
     data.options["noise"] = noise
     monkeypatch.setattr(pairs, "read", lambda data, raw: {"train": [(1,)], "test": [(1,)]})
     assert "the split validation is empty" in sentence(data_sets.read, data, tmp_path)
-
-
-def test_a_test_loss_that_is_no_number(tiny_data, tmp_path, monkeypatch):
-    """As of data that exceed float32; a metric that does is left out."""
-    run, weights = tiny_run("llama2"), tmp_path / "weights"
-    save_initial(run, weights)
-    task = tasks.load(run.task, tiny_data / "llama2", torch.float32, torch.device("cpu"))
-    monkeypatch.setattr(type(task), "metric", lambda *_: math.nan)
-    assert evaluation.evaluate_whole(run, tiny_data / "llama2", weights).metric_value is None
-    monkeypatch.setattr(type(task), "loss", lambda *_: torch.tensor(math.nan))
-    with pytest.raises(UserError, match="llama2: the test loss of these weights is nan in float32; choose another"):
-        evaluation.evaluate_whole(run, tiny_data / "llama2", weights)

@@ -48,16 +48,6 @@ def test_what_a_proof_refuses_is_not_trained_but_proven_again_later(tmp_path, mo
         call(values, "results/tp/hf_small.done")
 
 
-def test_a_model_is_downloaded_with_weights_if_a_run_starts_from_them():
-    ours = call({"workloads": ["t5"], "strategies": ["single"], "data": "hub"})
-    (run,) = ours.runs
-    name = run.model.folder.rpartition("/")[2]
-    assert ours.model(name).pretrained == run.model.pretrained
-    changed = run.model_copy(update={"model": run.model.model_copy(update={"pretrained": not run.model.pretrained})})
-    ours.requested = {(run.strategy, run.workload): changed}
-    assert ours.model(name).pretrained is not run.model.pretrained
-
-
 def test_weights_are_compared_where_there_is_a_single_and_no_sweep():
     def results(values):
         return [path for path in rule_files.RuleFiles(call(values)).every_result() if path.endswith("weights.json")]

@@ -11,12 +11,13 @@ import pytest
 from shardlab.cli import preflight
 from shardlab.errors import UserError
 from shardlab.runs import commands, container, slurm, slurm_lines
-from shardlab.runs.stages import Scope
 from shardlab.settings import load, resolve
 from shardlab.workflow.job_requests import JobRequests
 
 APPROVED = Path(__file__).with_name("sbatch_and_srun.txt")
-"""Lines of the cluster in a box: Slurm and Apptainer. Queues, podman and an image by srun have tests of their own."""
+"""Lines of the cluster in a box: Slurm and Apptainer. Queues and podman have tests of their own; an image by srun:
+tests/cluster/test_image_option.py.
+"""
 
 
 def loaded(**values):
@@ -101,24 +102,6 @@ def test_podman_mounts_the_folder_of_a_workflow_and_hands_the_environment_on(mon
     volumes = [word.removeprefix("--volume=") for word in words if word.startswith("--volume=")]
     assert volumes == ["/mine:/mine", "/project:/project", "/data:/data", "/a:/b:ro"]
     assert "--env-host" in words[: words.index("IMAGE")]
-
-
-def test_srun_itself_starts_the_image(monkeypatch):
-    """In every step, with the Python and the variables of inside; no program has to be on the PATH."""
-    image = "docker://a/b:1"
-    monkeypatch.setattr(container, "PROJECT", Path("/my/p"))
-    monkeypatch.setattr(container, "ROOT", Path("/my/p"))
-    options = ["--container-image={image}", "--container-mounts={mounts}"]  # Pyxis
-    settings = {"srun_options": options, "image": image, "image_is": "name", "binds": ["/data:/in:ro"]}
-    settings |= {"python": "/opt/python", "command": "no-such-program", "flags": ["--nv"]}
-    config, site = loaded(site="test", site_settings={"container": settings, "srun": {"flags": ["--own"]}})
-    text = commands.lines(resolve.run(config, "fsdp_tp", "llama2"), ["x.py"], image, Scope.RANKS)
-    words = f"--container-image={image} --container-mounts=/my/p:/my/p,/data:/in:ro"
-    assert f" --export=ALL --own {words} bash -c 'cd /my/p\nunset PYTHONPATH\nexport HF" in text
-    assert "exec /opt/python " in text
-    assert "no-such-program" not in text
-    assert "--nv" not in text
-    assert container.missing(site.container) is None
 
 
 def test_a_path_that_slurm_jobs_cannot_start_with_is_said():

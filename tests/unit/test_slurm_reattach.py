@@ -1,6 +1,5 @@
 """What this project changes in the executor plugin: it is still the plugin that was changed, and does what is said."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -101,30 +100,6 @@ def test_what_was_cancelled_does_not_come_back(monkeypatch, why, shown, expected
     assert slurm.requeue(why) == expected
 
 
-def test_the_patched_executor_follows_a_job_and_submits_nothing_while_slurm_is_silent(monkeypatch, tmp_path, silent):
-    """On a copy of the plugin's classes, since a patch stays for as long as the process does."""
-    silent.fail = 0
+def test_the_plugin_is_the_one_that_is_changed():
+    """What the patched executor does tests/cluster/test_interruptions.py shows."""
     assert snakemake_slurm.incompatibility(plugin) is None
-    copy = SimpleNamespace(
-        Executor=type("Executor", (), {name: getattr(plugin.Executor, name) for name in snakemake_slurm.NEEDED}),
-        SubmittedJobInfo=plugin.SubmittedJobInfo,
-        get_job_wildcards=lambda job: "fsdp_tp_llama2",
-        query_job_status=None,
-    )
-    copy.Executor.__post_init__ = lambda self, test_mode=False: setattr(self, "_failed_nodes", set())
-    monkeypatch.setitem(sys.modules, snakemake_slurm.PLUGIN, copy)
-    slurm_reattach.install(tmp_path)
-    executor = copy.Executor()
-    executor.__post_init__()
-    reported = []
-    executor.logger, executor.slurm_logdir = SimpleNamespace(info=reported.append), tmp_path
-    executor._report_job_submission_threadsafe = reported.append
-    executor._report_job_error_threadsafe = lambda info, msg: reported.append(msg)
-    requested = job("fsdp_tp", "llama2")
-    requested.jobid = 3
-    executor.run_job(requested)
-    assert reported[0] == "Job 3 is Slurm job 7 of an earlier call; following it."
-    assert (reported[1].external_jobid, reported[1].aux["slurm_logfile"].name) == ("7", "7.log")
-    silent.calls, silent.fail = 0, 99
-    executor.run_job(requested)
-    assert "Slurm does not answer" in reported[2], "and nothing was submitted"
