@@ -58,26 +58,23 @@ class Project:
                 checkpointer.wait()
         return 0
 
-    def call(self, *, force=False, run=RUN):
+    def call(self, *, force=False):
         """A call of Snakemake begins; it removes the .done of a run that it is forced to train."""
-        snakemake_lock.bring_up_to_date(run, self.output / "run.json")
-        snakemake_lock.note_done(self.folder, [run])
+        snakemake_lock.bring_up_to_date(RUN, self.output / "run.json")
+        snakemake_lock.note_done(self.folder, [RUN])
         if force:
             self.done.unlink(missing_ok=True)
 
     def job(self, kill_at=None, *, restart=False):
         """The run's job; returns the steps that it took."""
         self.kill_at, self.steps = kill_at, []
+        story = AttemptLog(RUN, self.output, store.fingerprint_of(self.data), self.initial)
         try:
-            self.train(restart=restart)
+            assert job.train(RUN, story, ["shardlab", "train"], None, self.done, None, restart=restart) == 0
         except Killed:
             assert not self.done.exists()
             assert not (self.output / "train.json").exists()
         return self.steps
-
-    def train(self, *, restart=False):
-        story = AttemptLog(RUN, self.output, store.fingerprint_of(self.data), self.initial)
-        assert job.train(RUN, story, ["shardlab", "train"], None, self.done, None, restart=restart) == 0
 
 
 @contextmanager
@@ -126,12 +123,6 @@ def test_a_forced_run_is_trained_from_scratch_once_however_often_its_calls_are_k
     report = TrainReport.read(project.output / "train.json", "")
     assert [each.from_step for each in report.attempts] == [0, 0, 2], "those of the training before are another's"
     assert report.lost_steps == 1, "the third step was taken again"
-
-
-def test_a_request_is_for_its_own_settings(project):
-    project.call(force=True, run=tiny_run("mlp", checkpoint_interval_steps=2, max_steps=3))
-    project.call()
-    assert project.job() == [], "the settings are those of the finished run again"
 
 
 def test_files_that_were_changed_are_repaired_from_the_last_checkpoint(project, monkeypatch, capsys):

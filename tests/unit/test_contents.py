@@ -72,11 +72,6 @@ def test_a_refusal_names_the_parameters_and_the_strategies_that_take_the_model(c
         checked("scalar_parameter", "single", "ddp", "fsdp", "zero3")
 
 
-def test_what_is_not_a_chain_is_refused_where_it_would_be_cut(checked):
-    with pytest.raises(UserError, match=r"pp x tied_by_variable: .*split into stages .*; leave out pp and mp"):
-        checked("tied_by_variable", "ddp", "pp")
-
-
 def test_what_trains_unequally_is_noted_with_the_key_that_helps(checked):
     begin = "ddp, fsdp and strategies alike: model batch_norm has batch norm (norm"
     (note,) = checked("batch_norm", "single", "ddp", "fsdp")

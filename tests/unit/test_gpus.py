@@ -4,7 +4,7 @@ import pytest
 
 from helpers.common import program
 from shardlab.runs import gpus
-from shardlab.runs.gpus import busy, listed, old_driver, other_torch, why_missing
+from shardlab.runs.gpus import listed, old_driver, other_torch, why_missing
 
 CUDA = "13.0"
 TWO = "0, NVIDIA H100 80GB HBM3, 580.95.05, Disabled, 4\n1, NVIDIA H100 80GB HBM3, 580.95.05, Disabled, 4\n"
@@ -56,14 +56,6 @@ def test_a_driver_is_as_new_as_cuda_needs(driver):
     assert why_missing(0, CUDA, None) == seen
     driver(TWO)
     assert old_driver(listed(), CUDA) is None
-
-
-def test_a_gpu_that_another_process_uses(driver):
-    driver(TWO.replace(", 4\n1,", ", 23654\n1,"))
-    (sentence,) = busy(listed())
-    assert sentence.startswith("GPU 0 (NVIDIA H100 80GB HBM3) has 23.1 GiB in use by another process")
-    driver(TWO)
-    assert busy(listed()) == []
 
 
 def test_releases_from_the_oldest_tested_one_to_the_pinned_one_are_taken():

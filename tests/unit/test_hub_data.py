@@ -164,19 +164,11 @@ def test_rows_are_held_out_of_train_for_any_split(hub, raw):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        # By the settings alone.
         ({"splits": {"train": "train", "test": "test"}}, "`holdout: {validation: 1000}`"),
         ({"holdout": {"validation": 5}}, "validation is given by `splits` (validation) and by `holdout`"),
         ({"splits": SPLITS | {"train": "train[:180%]"}}, "'train[:180%]' is no split"),
-    ],
-)
-def test_splits_that_cannot_be_are_refused_by_the_settings_alone(settings, words):
-    with pytest.raises(UserError, match=re.escape(words)):
-        data_set(**settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
+        # By what the repository has.
         ({"splits": SPLITS | {"validation": "valid"}}, "there is no split 'valid'; did you mean validation?"),
         (
             {"splits": SPLITS | {"train": "train[:15]", "test": "train[60%:]"}},
@@ -186,7 +178,7 @@ def test_splits_that_cannot_be_are_refused_by_the_settings_alone(settings, words
         ({"columns": ["txt"]}, "there is no column 'txt'; did you mean text?"),
     ],
 )
-def test_what_the_repository_does_not_have_is_one_sentence(hub, raw, settings, words):
+def test_splits_and_columns_that_there_cannot_be(hub, raw, settings, words):
     hub.push(REPO, numbered())
     assert words in refusal(raw, **settings)
 
@@ -221,11 +213,6 @@ def test_a_picture_that_cannot_be_read_is_named(hub, raw):
     hub.push(REPO, {f"{split}.parquet": content for split in SPLITS})
     with pytest.raises(UserError, match=r"^data set mine: split train of tester/some, row 0, column image: cannot "):
         samples(raw, columns=["image"])
-
-
-def test_a_file_that_is_none_is_one_sentence(hub, raw):
-    hub.push(REPO, numbered() | {"default/test-00000-of-00001.parquet": b"<html>" * 9})
-    assert re.search("split test .* as parquet: Parquet magic bytes not found", refusal(raw))
 
 
 def test_what_is_gated_is_read_with_the_user_s_token_or_asks_for_a_login(hub, raw, monkeypatch):

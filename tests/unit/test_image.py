@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +10,6 @@ from helpers.common import program
 from shardlab.cli import image
 from shardlab.errors import UserError
 from shardlab.files import sha256, write_json
-from shardlab.runs import job
 from shardlab.runs.images import ImageReport, read_image
 from shardlab.settings.sites import Container
 
@@ -72,13 +70,3 @@ def test_the_report_of_an_image_says_its_pytorch(made, tmp_path):
     report = made(command=str(program(tmp_path / "apptainer", f"echo '{found}'")), image=str(tmp_path / "mine.sif"))
     assert (report.torch, report.cuda, report.rocm, report.driver) == ("2.13.0+cu130", "13.0", None, 580)
     assert report.architecture == "aarch64"
-
-
-def test_a_job_on_a_node_of_another_architecture_than_the_image_s_starts_no_ranks(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="x86_64", nodename="n7"))
-    report = ImageReport(path="mine", sha256=None, bytes=None, labels={}, architecture="riscv64")
-    write_json(tmp_path / "train.json", report.model_dump(mode="json"))
-    run = SimpleNamespace(site=SimpleNamespace(container=Container()))
-    assert job.image_of(run, tmp_path / "train.json", dry_run=True) == "mine"
-    with pytest.raises(UserError, match="the image mine is for riscv64, but n7 is x86_64; build it on a machine"):
-        job.image_of(run, tmp_path / "train.json", dry_run=False)

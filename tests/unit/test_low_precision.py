@@ -11,7 +11,7 @@ from shardlab.records.expert_choices import encode
 from shardlab.records.reports import Twin, WeightsReport
 from shardlab.report import summary, summary_markdown
 from shardlab.report.verdict import LOW_MULTIPLE, MULTIPLE, judge, verdict
-from shardlab.settings import load, resolve
+from shardlab.settings import load
 
 TWIN = {"loss": 1.001, "grad_norm": 1.01}
 SPREAD = {"noise": 0.5, "quiet": 1e-3}
@@ -103,13 +103,3 @@ def test_weights_of_experts_are_reported_and_not_called_unequal(judged):
     assert judged(**flips).equality[1] == "equal"
     assert judged(loss=3.0, **flips).equality[1] == "unequal", "twins have other choices, too"
     assert judged(weights={"quiet": 1.0}, **flips).equality[1] == "reported"
-
-
-def test_low_precision_has_twins():
-    for recipe, more, twinned in (
-        ({"precision": "bf16"}, {}, ["mlp"]),
-        ({"precision": "bf16"}, {"noise_floor_runs": 0}, []),
-        ({"dtype": "float64"}, {}, []),
-    ):
-        config = load.config({"recipe": recipe, "workloads": ["mlp"], "strategies": ["single", "ddp"]} | more)
-        assert resolve.twinned(config, resolve.matrix(config)[0]) == twinned

@@ -86,14 +86,6 @@ def test_between_nodes_the_network_counts():
         assert seconds == pytest.approx(1e13 / gb_per_second / 1e9), (name, ranks, axis)
 
 
-def test_a_site_without_figures_has_no_time_and_says_which_are_missing():
-    bare = made(figures={}, traffic=[("dp_replicate", 1e9)])
-    assert (bare.step_seconds, bare.fits) == (None, None)
-    assert bare.missing == ["matrix_tflops.float32", "memory_gb_per_second", "node_gb_per_second"]
-    text = plan_table.markdown([bare], {}, load.config({"workloads": ["llama2"]}))
-    assert "No times: config/sites/local.yaml does not name hardware.matrix_tflops.float32, hardware.memory_gb" in text
-
-
 def test_what_to_take():
     ddp, fsdp = made(peak=79 * GIB), made("fsdp", peak=78 * GIB)  # 2 GiB are left free
     assert (ddp.fits, fsdp.fits) == (False, True)

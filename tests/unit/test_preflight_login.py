@@ -41,20 +41,10 @@ def test_a_job_that_slurm_would_refuse(programs, text, said, wrong):
         assert all(part in sentence and reason in sentence for sentence in sentences)
 
 
-LFS = "/lustre\n                1048576* 0   2097152       -     900       0    1500       -"
 QUOTA = """Disk quotas for user learner (uid 1000):
      Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
       nas:/home 9437184* 9437184 10485760  6days   70000  100000  100000
 """
-
-
-def test_quotas_of_lustre_and_nfs(programs):
-    assert project_folder.quota_of("nas:/home", "/home", "nfs4") is None
-    programs("quota", {"-w": QUOTA})
-    programs("lfs", {"quota -q -u learner /lustre": LFS})
-    assert project_folder.quota_of("nas:/home", "/home", "nfs4") == (9437184, 10485760, 70000, 100000)
-    assert project_folder.quota_of("10.0.0.1@o2ib:/fs", "/lustre", "lustre") == (1048576, 2097152, 900, 1500)
-    assert project_folder.quota_of("/dev/sda1", "/", "ext4") is None
 
 
 def test_a_folder_that_is_too_small(programs, monkeypatch, tmp_path):

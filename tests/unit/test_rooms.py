@@ -3,7 +3,6 @@
 import ast
 import subprocess
 import sys
-from graphlib import TopologicalSorter
 
 from helpers.common import ROOT
 
@@ -86,16 +85,6 @@ def test_rooms_and_programs_of_the_login_node_have_no_torch():
     words = [sys.executable, "-c", IMPORTS, *modules, *(f"shardlab.cli.{name}" for name in LOGIN)]
     done = subprocess.run(words, cwd=PACKAGE.parent, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_traindiff_imports_nothing_of_shardlab_and_its_files_no_circle():
-    """It can be installed alone."""
-    imports = {}
-    for path in (ROOT / "scripts/traindiff").glob("*.py"):
-        names = {*imported(path)}
-        assert "shardlab" not in {name.partition(".")[0] for name in names}, path
-        imports[f"traindiff.{path.stem}"] = names | {name.rpartition(".")[0] for name in names}
-    TopologicalSorter({name: names & {*imports} for name, names in imports.items()}).prepare()
 
 
 def test_what_runs_in_the_image_imports_no_package_of_the_table_and_the_report():

@@ -102,12 +102,12 @@ def supervised(tiny_data, tmp_path):
     """Function that runs a script of these lines as the only rank of a run, to its end."""
     script_place.clear(tmp_path)
 
-    def run_script(text, attempt=1, settings=None, **site):
+    def run_script(text, attempt=1, **site):
         path = tmp_path / "mine.py"
         path.write_text(WRITES + text)
         run = tiny_run("mlp")
-        update = {"script": str(path), "site": run.site.model_copy(update={"stop_seconds": 2} | site)}
-        run = run.model_copy(update=update | (settings or {}))
+        site = run.site.model_copy(update={"stop_seconds": 2} | site)
+        run = run.model_copy(update={"script": str(path), "site": site})
         recorder = script_rank.Recorder(run, tiny_data / "mlp", tmp_path, attempt)
         options = ["--output", str(tmp_path / script_place.OUTPUT)]
         return script_rank.supervise(run, options, tmp_path, recorder)
@@ -177,9 +177,9 @@ def test_an_attempt_keeps_the_steps_that_it_does_not_take_again(supervised, tmp_
         supervised("write(2, 3)", attempt=1)
 
 
-def resolved(name="mine", site="local", recipe=None, **keys):
+def resolved(recipe=None, **keys):
     with mock.patch.object(load, "variant_of_strategy", return_value=Strategy(**keys)):
-        return resolve.run(load.config({"site": site, "recipe": recipe or {}}), name, "mlp")
+        return resolve.run(load.config({"recipe": recipe or {}}), "mine", "mlp")
 
 
 OWN = "tests/helpers/own/train.py"
@@ -201,15 +201,16 @@ def test_what_does_not_fit_a_script_is_refused(keys, error, words):
 
 def test_checkpoints_of_a_script_before_an_edit_are_refused(tmp_path):
     run, folder = resolved(script=OWN), tmp_path / "mine/mlp"
-    (folder / script_place.OUTPUT / script_place.CHECKPOINTS).mkdir(parents=True)
-    (folder / script_place.OUTPUT / script_place.CHECKPOINTS / "last.pt").touch()
-    (tmp_path / "initial").touch()
-    with AttemptLog(run, folder, "data", tmp_path / "initial").attempt() as attempt:
+    edited, initial = run.model_copy(update={"sources": {OWN: "0"}}), tmp_path / "initial"
+    initial.touch()
+    checkpoints = folder / script_place.OUTPUT / script_place.CHECKPOINTS
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "last.pt").touch()
+    with AttemptLog(run, folder, "data", initial).attempt() as attempt:
         attempt.why = "stopped: SIGTERM"
-    AttemptLog(run, folder, "data", tmp_path / "initial").check_script_checkpoints()
-    edited = run.model_copy(update={"sources": {OWN: "0"}})
+    AttemptLog(run, folder, "data", initial).check_script_checkpoints()
     with pytest.raises(UserError, match=r"was written by .* before it or its settings were changed; undo"):
-        AttemptLog(edited, folder, "data", tmp_path / "initial").check_script_checkpoints()
+        AttemptLog(edited, folder, "data", initial).check_script_checkpoints()
 
 
 def test_a_script_is_its_files_and_no_others(tmp_path, monkeypatch):

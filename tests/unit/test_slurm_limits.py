@@ -32,33 +32,16 @@ def test_what_it_means(partition, config, words):
     assert wrong == ["partition batch limits jobs to 120 min, but slurm.runtime is 121; lower it to 120"]
 
 
-@pytest.fixture
-def hanging(monkeypatch, tmp_path):
-    """Client commands that sleep much longer than they are waited for."""
+def test_a_figure_that_slurm_does_not_give_is_left_out_but_whether_a_job_trains_not_guessed(monkeypatch, tmp_path):
+    """Client commands sleep much longer than they are waited for."""
     for name in ("scontrol", "sinfo", "squeue"):
         program(tmp_path / name, "exec sleep 60")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(slurm, "PATIENCE", 0.1, raising=False)
     monkeypatch.setattr(slurm, "PAUSES", (0,))
-
-
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        (lambda _: slurm.requeue(slurm.TIME_LIMIT), False),
-        (lambda _: slurm.seconds_left(), None),
-        (run_status.queue, {}),
-    ],
-    ids=["requeue", "time left", "waiting jobs"],
-)
-def test_a_figure_that_slurm_does_not_give_is_left_out(hanging, capsys, tmp_path, call, expected):
     began = time.monotonic()
-    assert call(tmp_path) == expected
-    assert time.monotonic() - began < 60
-    assert "Slurm does not answer" in capsys.readouterr().err or expected is None
-
-
-def test_whether_a_job_still_trains_is_not_guessed(hanging):
+    assert (slurm.requeue(slurm.TIME_LIMIT), slurm.seconds_left(), run_status.queue(tmp_path)) == (False, None, {})
     with pytest.raises(UserError, match="Slurm does not answer"):
         slurm.in_queue("Slurm job 8")
+    assert time.monotonic() - began < 60

@@ -11,7 +11,7 @@ from shardlab.errors import UserError
 from shardlab.records.expert_choices import encode
 from shardlab.records.reports import TestReport, Twin, WeightsReport
 from shardlab.report import summary, summary_markdown
-from shardlab.report.verdict import diagnosis, flips, judge, pages, verdict
+from shardlab.report.verdict import flips, judge, verdict
 from shardlab.settings import load, run_identity
 from shardlab.settings.precisions import PRECISIONS
 
@@ -33,15 +33,6 @@ def weights(difference, tolerance=None):
 
 
 CHOSEN = {"expert_choices": 9, "expert_flips": 0}
-
-
-def test_what_is_not_equal_has_a_page_of_its_diagnosis():
-    found = table(single=2.0, ddp=2.0, fsdp=2.5, tp=2.6)
-    found["diagnosable"] = found.strategy != "fsdp"  # a script without dumps
-    assert [*pages(found)] == ["tp x mlp"]
-    assert "repeat the call with the target results/diagnosis/tp/mlp.md." in diagnosis(found)
-    assert diagnosis(table(single=2.0, ddp=2.0)) == ""
-    assert [*pages(table(single=2.0, ddp=2.004, fsdp=2.0, noise_floor=1e-3))] == ["ddp x mlp"], "also what is rounding"
 
 
 UNEQUAL = [

@@ -212,12 +212,6 @@ def test_conversations_whose_turns_are_not_known(tmp_path, chat):
         assert words in refusal(tmp_path, [(messages,)], "instruction_tuning", **options)
 
 
-def test_messages_need_a_chat_template(tmp_path, theirs):
-    options = {"sequence_length": 128, "vocab_size": None, "tokenizer": theirs("llama")}
-    said = refusal(tmp_path, [(CHAT,)], "instruction_tuning", **options)
-    assert "model has no chat template, which messages need: name a model that has one" in said
-
-
 def test_special_tokens_of_a_prompt_are_tokens(tmp_path, chat):
     """What a server sends: the tokens of the whole text, but what is asked is text."""
     options = {"vocab_size": None, "tokenizer": chat("")}
