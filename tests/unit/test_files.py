@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.common import save_initial, tiny_run
 from shardlab import data as data_sets
@@ -13,6 +14,7 @@ from shardlab.data.encoders import encode
 from shardlab.errors import UserError
 from shardlab.files import read_json, write_json
 from shardlab.models import export
+from shardlab.models import weights as weights_file
 from shardlab.records import metrics
 from shardlab.train import loop
 from shardlab.train.metrics_log import MetricsLog
@@ -90,3 +92,17 @@ def test_files_follow_the_umask_whatever_library_writes_them(tmp_path, tiny_data
         assert (tmp_path / "report.json").stat().st_mode & 0o777 == 0o640
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize("dtype", [*weights_file.DTYPES, torch.complex128], ids=str)
+def test_a_file_holds_every_type_at_any_address(dtype, tmp_path):
+    torch.manual_seed(0)
+    for shape in ((), (0, 3), (3, 3)):
+        value = (torch.randn(shape, dtype=torch.complex128 if dtype.is_complex else None).abs() * 10).to(dtype)
+        written = {"before": torch.tensor(True), "value": value}
+        weights_file.save(written.items(), written, tmp_path / "file")
+        model = torch.nn.Module()
+        model.register_buffer("value", torch.zeros_like(value))
+        weights_file.materialize(model, tmp_path / "file", torch.device("cpu"), whole=False)
+        assert model.value.dtype == dtype
+        assert bytes(model.value.reshape(-1).view(torch.uint8)) == bytes(value.reshape(-1).view(torch.uint8))

@@ -22,16 +22,6 @@ def report_of(run, weights):
 
 
 @pytest.fixture
-def initial(tmp_path):
-    """Initial weights with their report, and their run."""
-    run, weights = tiny_run("mlp", max_steps=1, ema_decay=0.9), tmp_path / "init/mlp.safetensors"
-    weights.parent.mkdir()
-    save_initial(run, weights)
-    report_of(run, weights)
-    return run, weights
-
-
-@pytest.fixture
 def said(monkeypatch):
     """Function that returns the error of each call of a program, or ""."""
 
@@ -53,9 +43,10 @@ def damage(path):
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
 
 
-def test_every_program_that_starts_from_them_refuses_damaged_ones(initial, said, tiny_data, tmp_path):
-    run, weights = initial
-    folder = tmp_path / "run"
+def test_every_program_that_starts_from_them_refuses_damaged_ones(said, tiny_data, tmp_path):
+    run, folder, weights = tiny_run("mlp", max_steps=1, ema_decay=0.9), tmp_path / "run", tmp_path / "mlp.safetensors"
+    save_initial(run, weights)
+    report_of(run, weights)
     write_json(folder / "run.json", run.model_dump())
     common = [f"--settings={folder / 'run.json'}", f"--data={tiny_data / 'mlp'}"]
     start = [*common, f"--weights={weights}"]

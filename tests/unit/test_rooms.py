@@ -85,18 +85,3 @@ def test_rooms_and_programs_of_the_login_node_have_no_torch():
     words = [sys.executable, "-c", IMPORTS, *modules, *(f"shardlab.cli.{name}" for name in LOGIN)]
     done = subprocess.run(words, cwd=PACKAGE.parent, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_what_runs_in_the_image_imports_no_package_of_the_table_and_the_report():
-    """The image has none of them; pandas, besides, starts threads, after which nothing can be forked."""
-    programs = "init check_model train noise_floor evaluate plan preflight launch forkserver"
-    found, todo = set(), [PACKAGE / f"cli/{program}.py" for program in programs.split()]
-    while todo:
-        path = todo.pop()
-        found.add(path)
-        names = {*imported(path)}
-        assert not {name.partition(".")[0] for name in names} & {"pandas", "altair", "jinja2", "tabulate"}, path
-        for name in names | {name.rpartition(".")[0] for name in names}:
-            place = ROOT / "scripts" / name.replace(".", "/")
-            files = {place.with_suffix(".py"), place / "__init__.py"} - found
-            todo += [file for file in files if name.startswith("shardlab") and file.exists()]

@@ -3,11 +3,13 @@
 import time
 
 import pytest
+import snakemake_executor_plugin_slurm  # noqa: F401 (its import starts `which`)
 
 from helpers.common import program
 from shardlab.errors import UserError
 from shardlab.runs import run_status, slurm
-from shardlab.runs.slurm_limits import means
+from shardlab.runs.slurm_limits import means, trial
+from shardlab.runs.slurm_request import Request
 from shardlab.settings.sites import Site
 
 BATCH = {"PartitionName": "batch", "MaxTime": "02:00:00", "PreemptMode": "REQUEUE", "GraceTime": "10"}
@@ -45,3 +47,21 @@ def test_a_figure_that_slurm_does_not_give_is_left_out_but_whether_a_job_trains_
     with pytest.raises(UserError, match="Slurm does not answer"):
         slurm.in_queue("Slurm job 8")
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "wrong"),
+    [
+        ("allocation failure: Invalid account or account/partition combination specified", None, "refuses ddp x mlp"),
+        ("allocation failure: Required node not available (down, drained or reserved)", "start: unknown for ddp", None),
+    ],
+)
+def test_a_job_that_slurm_would_refuse(monkeypatch, tmp_path, text, said, wrong):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    program(tmp_path / "sbatch", f"echo '{text}' >&2; exit 1")
+    site = Site(cpus_per_rank=2, slurm={"gpus": "gres"})
+    answer = trial([Request("ddp x mlp", slurm.resources(site, "train", 1, 4))])
+    reason = text.removeprefix("allocation failure: ")
+    for sentences, part in ((answer.said, said), (answer.wrong, wrong)):
+        assert len(sentences) == (part is not None)
+        assert all(part in sentence and reason in sentence for sentence in sentences)
