@@ -40,16 +40,6 @@ def test_a_failed_build_leaves_the_old_image(made, tmp_path):
     assert (tmp_path / "words").read_text().startswith("build --force --userns --mksquashfs-args ")
 
 
-def test_an_image_for_srun_is_a_name_or_the_whole_path_of_a_file_and_needs_no_program(made, tmp_path, monkeypatch):
-    """Pyxis would look for image.sqsh in a registry, and Apptainer cannot read such a file."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "image.sqsh").write_text("image")
-    named = made(command="true", image="docker://nersc/pytorch:1", image_is="name")
-    assert (named.path, named.sha256) == ("docker://nersc/pytorch:1", None)
-    file = made(command="no-such-program", image="image.sqsh", srun_options=["-i{image}"])
-    assert (file.path, file.labels) == (str(tmp_path / "image.sqsh"), {})
-
-
 def test_an_image_that_was_changed_after_its_report(tmp_path):
     (tmp_path / "train.sif").write_text("image")
     digest = sha256(tmp_path / "train.sif")
