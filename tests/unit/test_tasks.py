@@ -19,24 +19,15 @@ def loaded(workload, tiny_data):
 
 
 @pytest.mark.parametrize("workload", ["llama2", "xsum"])
-def test_in_chunks_the_loss_is_the_same_and_the_logits_are_never_whole(workload, tiny_data):
+def test_in_chunks_the_logits_are_never_whole(workload, tiny_data):
+    """That the loss is the same tests/parity/test_reference.py shows."""
     whole, model = loaded(workload, tiny_data)
-    run = tiny_run(workload, dtype="float64", loss_chunks=3)
-    tasks.check_model(run, model)
-    chunked = tasks.task_for(run, tiny_data / workload, CPU)
-    expected, lengths, gradients = [], [], []
+    chunked = tasks.task_for(tiny_run(workload, dtype="float64", loss_chunks=3), tiny_data / workload, CPU)
+    lengths = []
+    model.output.register_forward_hook(lambda _module, _inputs, logits: lengths.append(logits.shape[1]))
     for task in (whole, chunked):
-        hook = model.output.register_forward_hook(lambda _module, _inputs, logits: lengths.append(logits.shape[1]))
         micro = task.micro_batch("train", np.arange(3), rows=5)
-        loss = task.counted_loss(task.outputs(model, micro.batch), micro)
-        loss.backward()
-        hook.remove()
-        expected.append(float(loss.detach()))
-        gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
-        model.zero_grad()
-    assert expected[0] == pytest.approx(expected[1], rel=1e-14)
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-12, atol=1e-14)
+        task.counted_loss(task.outputs(model, micro.batch), micro).backward()
     all_of_them, *chunks = lengths
     forward, backward = chunks[:3], chunks[3:]
     assert sum(forward) == sum(backward) == all_of_them
