@@ -32,12 +32,6 @@ def create(folder, **args):
     return _transformers.create("language_modelling", str(folder), args, pretrained=True)
 
 
-def edited(folder, keys):
-    """Change keys of a folder's config.json."""
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
-
-
 @pytest.mark.parametrize(
     ("kind", "keys", "change", "words"),
     [
@@ -57,7 +51,8 @@ def edited(folder, keys):
 )
 def test_weights_that_are_not_those_of_the_configuration_are_refused(tmp_path, kind, keys, change, words):
     folder = transformers_models.make(kind, tmp_path)
-    edited(folder, keys)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | keys))
     weights = load_file(folder / "model.safetensors") | change
     kept = {name: value for name, value in weights.items() if value is not None}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})

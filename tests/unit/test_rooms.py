@@ -41,19 +41,16 @@ def room(path):
     return "cli" if first == "__main__.py" else "ground" if first.endswith(".py") else first
 
 
-def imported(path):
-    """Dotted names of what a file imports, anywhere in it."""
+def rooms_of(path):
+    """Rooms of the project that a file imports, anywhere in it."""
+    names = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def rooms_of(path):
-    """Rooms of the project that a file imports."""
-    parts = [name.split(".") for name in imported(path)]
-    return {names[1] if names[1] in MAY_IMPORT else "ground" for names in parts if names[0] == "shardlab"}
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    parts = [name.split(".") for name in names if name.startswith("shardlab.")]
+    return {place if place in MAY_IMPORT else "ground" for _, place, *_ in parts}
 
 
 def test_arrows_only_run_down():

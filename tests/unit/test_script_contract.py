@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from threading import Thread
 from unittest import mock
 
 import pytest
@@ -102,12 +103,12 @@ def supervised(tiny_data, tmp_path):
     """Function that runs a script of these lines as the only rank of a run, to its end."""
     script_place.clear(tmp_path)
 
-    def run_script(text, attempt=1, **site):
+    def run_script(text, attempt=1, settings=None, **site):
         path = tmp_path / "mine.py"
         path.write_text(WRITES + text)
         run = tiny_run("mlp")
         site = run.site.model_copy(update={"stop_seconds": 2} | site)
-        run = run.model_copy(update={"script": str(path), "site": site})
+        run = run.model_copy(update={"script": str(path), "site": site} | (settings or {}))
         recorder = script_rank.Recorder(run, tiny_data / "mlp", tmp_path, attempt)
         options = ["--output", str(tmp_path / script_place.OUTPUT)]
         return script_rank.supervise(run, options, tmp_path, recorder)
@@ -162,6 +163,23 @@ time.sleep(5)
     last = metrics.read(tmp_path / metrics.NAME)[-1]
     assert (last["kind"], last["step"], last["why"]) == ("stopped", 1, "SIGUSR1")
     assert (tmp_path / script_place.OUTPUT / "checkpoints").is_dir()
+
+
+def test_a_stopped_rank_of_srun_waits_for_those_that_save(supervised, tmp_path):
+    """srun ends all ranks once one has ended with a status."""
+    ended = []
+
+    def other():
+        time.sleep(1)
+        ended.append("the other one")
+        script_place.wait_for_ranks(tmp_path, 1, 2, 60)
+
+    (rank := Thread(target=other)).start()
+    two = {"script_launcher": "srun", "ranks_per_node": 2}
+    text = "write(0)\nrequest_to_stop()\ntime.sleep(60)"
+    assert supervised(text, settings=two, stop_seconds=30) == signals.STOPPED
+    assert ended == ["the other one"]
+    rank.join()
 
 
 def test_an_attempt_keeps_the_steps_that_it_does_not_take_again(supervised, tmp_path):
