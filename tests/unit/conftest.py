@@ -8,14 +8,9 @@ from shardlab.settings.sites import LauncherSettings
 
 @pytest.fixture
 def site(monkeypatch):
-    """A site without limits; returns a function that sets some."""
-
-    def limits(**values):
-        monkeypatch.setattr(load, "site", lambda config: original(config).model_copy(update=unlimited | values))
-
+    """A site without limits."""
     original, unlimited = load.site, {"nodes_max": None, "ranks_per_node_max": None, "srun": LauncherSettings()}
-    limits()
-    return limits
+    monkeypatch.setattr(load, "site", lambda config: original(config).model_copy(update=unlimited))
 
 
 @pytest.fixture

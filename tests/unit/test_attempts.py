@@ -1,6 +1,5 @@
 """The attempts at a run: from scratch once for each request, how far each came, when it is given up."""
 
-import json
 import os
 import shutil
 from contextlib import contextmanager
@@ -49,44 +48,33 @@ class Project:
             if number == self.kill_at:
                 raise Killed
 
-        number = int(command.lines.partition("--attempt=")[2].split()[0])
-        origin = {"attempt": number}
-        restart = "--restart" in command.lines.split()
+        origin = {"attempt": int(command.lines.partition("--attempt=")[2].split()[0])}
+        options = loop.TrainOptions(restart="--restart" in command.lines.split(), on_gradients=observe)
         try:
-            loop.train(
-                RUN,
-                self.data,
-                self.initial,
-                self.output,
-                origin,
-                loop.TrainOptions(restart=restart, on_gradients=observe),
-            )
+            loop.train(RUN, self.data, self.initial, self.output, origin, options)
         finally:
             # A killed process writes no longer; the thread that writes a checkpoint outlives what kills the step here.
             for checkpointer in self.checkpointers:
                 checkpointer.wait()
         return 0
 
-    def call(self, *, force=False, run=RUN):
+    def call(self, *, force=False):
         """A call of Snakemake begins; it removes the .done of a run that it is forced to train."""
-        snakemake_lock.bring_up_to_date(run, self.output / "run.json")
-        snakemake_lock.note_done(self.folder, [run])
+        snakemake_lock.bring_up_to_date(RUN, self.output / "run.json")
+        snakemake_lock.note_done(self.folder, [RUN])
         if force:
             self.done.unlink(missing_ok=True)
 
     def job(self, kill_at=None, *, restart=False):
         """The run's job; returns the steps that it took."""
         self.kill_at, self.steps = kill_at, []
+        story = AttemptLog(RUN, self.output, store.fingerprint_of(self.data), self.initial)
         try:
-            self.train(restart=restart)
+            assert job.train(RUN, story, ["shardlab", "train"], None, self.done, None, restart=restart) == 0
         except Killed:
             assert not self.done.exists()
             assert not (self.output / "train.json").exists()
         return self.steps
-
-    def train(self, *, restart=False):
-        story = AttemptLog(RUN, self.output, store.fingerprint_of(self.data), self.initial)
-        assert job.train(RUN, story, ["shardlab", "train"], None, self.done, None, restart=restart) == 0
 
 
 @contextmanager
@@ -137,43 +125,13 @@ def test_a_forced_run_is_trained_from_scratch_once_however_often_its_calls_are_k
     assert report.lost_steps == 1, "the third step was taken again"
 
 
-@pytest.mark.parametrize("last", ["mlp.done", "attempts.json", "train.json"])
-def test_a_kill_while_the_old_training_is_removed_loses_no_request(project, monkeypatch, last):
-    project.call(force=True)
-    real = snakemake_lock.Path.unlink
-
-    def unlink(path, missing_ok=False):
-        real(path, missing_ok=missing_ok)
-        if path.name == last:
-            raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(snakemake_lock.Path, "unlink", unlink)
-        with pytest.raises(Killed):
-            project.train()
-    project.call()
-    assert project.job() == [0, 1, 2, 3]
-    assert TrainReport.read(project.output / "train.json", "").lost_steps == 0
-
-
-def test_a_request_is_for_its_own_settings(project):
-    project.call(force=True, run=tiny_run("mlp", checkpoint_interval_steps=2, max_steps=3))
-    project.call()
-    assert project.job() == [], "the settings are those of the finished run again"
-
-
-@pytest.mark.parametrize("name", ["train.json", "ema.safetensors"])
-def test_files_that_were_changed_are_repaired_from_the_last_checkpoint(project, monkeypatch, capsys, name):
-    path, weights = project.output / name, [project.output / f"{kind}.safetensors" for kind in ("model", "ema")]
-    whole = [each.read_bytes() for each in weights]
+def test_files_that_were_changed_are_repaired_from_the_last_checkpoint(project, monkeypatch, capsys):
+    weights = [project.output / f"{kind}.safetensors" for kind in ("model", "ema")]
+    whole, path = [each.read_bytes() for each in weights], weights[1]
     monkeypatch.setattr(snakemake_lock, "_held", [None])
     project.call()
     assert next_action(RUN, project.output) == "done"
-    if name == "train.json":  # that of another run, which is whole
-        report = TrainReport.read(path, "")
-        report.model_copy(update={"initial_weights": "another"}).write(path)
-    else:
-        os.truncate(path, path.stat().st_size - 1)
+    os.truncate(path, path.stat().st_size - 1)
     assert next_action(RUN, project.output).startswith("resumable from step 4; attempt 1 ")
     assert f" finished ({path} " in next_action(RUN, project.output)
     row = summary.collect([RUN], project.folder / "results", 0).iloc[0]
@@ -184,27 +142,6 @@ def test_files_that_were_changed_are_repaired_from_the_last_checkpoint(project, 
     assert project.job() == [], "its last checkpoint is that of its last step"
     assert [each.read_bytes() for each in weights] == whole
     assert next_action(RUN, project.output) == "done"
-
-
-def test_an_error_of_a_rank_is_the_reason_whatever_was_requested_before(project, monkeypatch):
-    """The last record of the metrics is that the attempt before it stopped: this one failed before its first step."""
-    project.call(force=True)
-
-    def ranks(_, log):
-        log.parent.mkdir(exist_ok=True)
-        log.write_text("[rank1]:error: rank 1 failed: ValueError: Expected more.\n" if status == 1 else "")
-        records = [{"kind": "attempt", "number": 1, "step": 0}, {"kind": "stopped", "step": 2, "why": "SIGINT"}]
-        (project.output / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-        return status
-
-    monkeypatch.setattr(job, "Child", lambda *_: SimpleNamespace(run=ranks, stop_signal="SIGTERM"))
-    status = 3
-    with pytest.raises(job.Stopped, match=r"\(SIGTERM\): its job was cancelled.*\. Steps saved: 0; the same command"):
-        project.train()
-    status = 1
-    with pytest.raises(UserError, match=r"^rank 1 failed: ValueError: Expected more") as raised:
-        project.train()
-    assert not isinstance(raised.value, job.Stopped)
 
 
 def test_one_call_begins_from_scratch_once(project, monkeypatch):
@@ -238,7 +175,6 @@ def story(tmp_path, monkeypatch):
         ([FAILED, FAILED], {}, True),
         ([FAILED, "error: another"], {}, False),
         (["killed", "error: another", FAILED], {}, True),
-        ([FAILED, "stopped: SIGTERM"], {}, False),
         ([FAILED, FAILED], {"from_step": 2, "saved": 4}, False),
         ([FAILED, FAILED], {"call": "another"}, False),
     ],
@@ -253,28 +189,11 @@ def test_a_run_is_given_up_where_attempts_of_a_call_lead_nowhere(story, whys, la
         story.stop_if_no_progress()
 
 
-def test_attempts_of_other_settings_are_others_and_with_those_of_before_the_run_goes_on(story, tmp_path):
-    with story.attempt() as attempt:
-        attempt.why = "stopped: SIGINT"
-    other = AttemptLog(tiny_run("mlp", epochs=9), story.folder, "d", tmp_path / "initial")
-    for number in (2, 3):
-        with other.attempt() as attempt:
-            attempt.why = FAILED
-            assert attempt.number == number
-    with pytest.raises(UserError, match="is given up"):
-        other.stop_if_no_progress()
-    again = AttemptLog(story.run, story.folder, "d", tmp_path / "initial")
-    again.stop_if_no_progress()
-    with again.attempt() as attempt:
-        assert (attempt.number, [each.number for each in again.own]) == (4, [1, 4])
-
-
 @pytest.mark.parametrize(
     ("status", "text", "sentence"),
     [
         (1, "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 7) (SIGKILL)\n", "rank 1 was killed by signal 9"),
         (137, "", "its process was killed by signal 9 (Killed)"),
-        (1, "  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 7)\n", "it ended with status 1"),
     ],
 )
 def test_why_an_attempt_ended(story, status, text, sentence):

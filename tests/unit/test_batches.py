@@ -4,7 +4,6 @@ import json
 import resource
 
 import numpy as np
-import pytest
 import torch
 
 from helpers.common import tiny_run
@@ -33,17 +32,6 @@ def test_a_step_that_was_prepared_ahead_is_the_same(tiny_data):
         for number in (0, 1, 3, 2):  # a resumed training starts at any step
             for ours, reference in zip(ahead[number].micro_batches, plain[number].micro_batches, strict=True):
                 assert all(torch.equal(ours.batch[name], reference.batch[name]) for name in reference.batch)
-
-
-@pytest.mark.parametrize(
-    ("epochs", "max_steps", "count", "validated"), [(2, None, 6, [2, 5]), (3, 5, 5, [2, 4]), (3, 7, 7, [2, 5, 6])]
-)
-def test_a_training_validates_after_each_epoch_and_at_its_end(tiny_data, epochs, max_steps, count, validated):
-    steps = steps_of("mlp", tiny_data / "mlp", epochs=epochs, max_steps=max_steps)
-    assert steps.order.steps_per_epoch == 3
-    assert steps.count == count
-    assert [number for number in range(count) if steps[number].validates] == validated
-    assert [steps[number].epoch for number in range(count)] == [number // 3 for number in range(count)]
 
 
 def test_a_token_file_larger_than_the_memory_is_read_where_it_is_asked_for(tmp_path):

@@ -21,57 +21,35 @@ ROW = {
 """As sacct --parsable2 prints AllocTRES; `gres/gpu:TYPE` besides where the cluster accounts for types."""
 
 
-def line(**values):
-    return "|".join((ROW | values).get(name, "") for name in bill.FIELDS)
-
-
-@pytest.fixture
-def accounted(monkeypatch, tmp_path):
-    """Function that gives a project's folder jobs, {number: rule/wildcards}, and sacct these rows."""
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
-
-    def make(jobs, *rows):
-        for number, place in jobs.items():
-            log = tmp_path / bill.LOGS / f"rule_{place}" / f"{number}.log"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.touch()
-        text = "\n".join(line(**{"JobName": name_of(tmp_path)} | row) for row in rows)
-        program(tmp_path / "bin/sacct", f"cat <<'END'\n{text}\nEND")
-        return tmp_path
-
-    return make
-
-
 QUEUES = {
     "parts": {"partition": "parts", "billing": {"factor": 0.25, "unit": "node-hours"}},
     "whole": {"partition": "whole", "qos": "normal", "billing": {"per": "node"}},
-    "cores": {"partition": "cores", "billing": {"per": "core", "factor": 0.1, "unit": "node-hours"}},
 }
 
 
-def billed(folder):
-    """The rows of the bill, the first one its heads."""
-    config = load.config({"site": "test", "site_settings": {"slurm": {"queues": QUEUES}}})
-    lines = [line for line in bill.bill(config, folder).splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def test_hours_by_stage_and_their_sum(accounted, tmp_path):
+def test_hours_by_stage_and_their_sum(monkeypatch, tmp_path):
     """A training that was preempted once and an evaluation that failed, in queues that charge whole nodes and parts;
     another project's job of that number; an allocation that runs share.
     """
-    (tmp_path / "results/logs").mkdir(parents=True)
-    (tmp_path / "results/logs/pack-10.log").touch()
-    folder = accounted(
-        {"7": "train/ddp_mlp", "8": "evaluate/ddp_mlp", "9": "init/mlp"},
+    logs = [f"{bill.LOGS}/rule_{job}.log" for job in ("train/ddp_mlp/7", "evaluate/ddp_mlp/8", "init/mlp/9")]
+    for log in (*logs, "results/logs/pack-10.log"):
+        (tmp_path / log).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / log).touch()
+    parts = {"Partition": "parts", "AllocTRES": "cpu=1,gres/gpu=1,gres/gpu:box=1"}
+    jobs = [
         {"State": "PREEMPTED", "ElapsedRaw": "1800"},
         {"State": "COMPLETED", "ElapsedRaw": "3600"},
-        {"JobID": "8", "State": "FAILED", "ElapsedRaw": "360", "Partition": "parts"}
-        | {"AllocTRES": "cpu=1,gres/gpu=1,gres/gpu:box=1"},
+        {"JobID": "8", "State": "FAILED", "ElapsedRaw": "360"} | parts,
         {"JobID": "9", "JobName": "another", "State": "COMPLETED", "ElapsedRaw": "9999"},
         {"JobID": "10", "JobName": "shardlab-pack", "State": "TIMEOUT", "ElapsedRaw": "3600"},
-    )
-    heads, _, *rows = billed(folder)
+    ]
+    every = [ROW | {"JobName": name_of(tmp_path)} | job for job in jobs]
+    text = "\n".join("|".join(row.get(name, "") for name in bill.FIELDS) for row in every)
+    program(tmp_path / "bin/sacct", f"cat <<'END'\n{text}\nEND")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    config = load.config({"site": "test", "site_settings": {"slurm": {"queues": QUEUES}}})
+    lines = [line for line in bill.bill(config, tmp_path).splitlines() if line.startswith("|")]
+    heads, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     assert heads == ["stage", "jobs", "requested GPU-hours", "used", "failed", "charged node-hours"]
     assert rows == [
         ["train", "2", "8", "6", "2", "1.5"],
@@ -79,28 +57,16 @@ def test_hours_by_stage_and_their_sum(accounted, tmp_path):
         ["pack", "1", "4", "4", "4", "1"],
         ["all", "4", "13", "10.1", "6.1", "2.52"],
     ]
-
-
-def test_a_cluster_that_does_not_account_for_gpus_or_accounts_for_nothing(accounted, monkeypatch):
-    row = {"State": "COMPLETED", "ElapsedRaw": "3600", "Partition": "cores", "AllocTRES": "cpu=3,mem=1G,node=1"}
-    by_gpu = row | {"JobID": "8", "Partition": "parts", "TimelimitRaw": "UNLIMITED"}
-    folder = accounted({"7": "train/ddp_mlp", "8": "init/mlp"}, row, by_gpu)
-    heads, _, train, init, _ = billed(folder)
-    assert heads[2] == "requested core-hours"
-    assert train[2:] == ["3", "3", "0", "0.3"]
-    assert init[2:] == ["", "3", "0", ""], "unknown, not 0"
-    monkeypatch.setenv("PATH", "")
-    assert billed(folder) == []
-    assert bill.bill(load.config({"site": "test"}), folder) == bill.NONE
     with pytest.raises(UserError, match="name the one of the jobs"):
-        bill.bill(load.config({}), folder)
+        bill.bill(load.config({}), tmp_path)
 
 
 def test_what_a_call_requests_and_plans_in_one_sentence():
     """In the unit of the queue that Slurm is asked for."""
     asked = {"nodes": 2, "gres": "gpu:4", "runtime": 30, "slurm_partition": "parts"}
     requests = [Request("train", asked)] * 2 + [Request("train", asked | {"slurm_partition": "whole", "qos": "normal"})]
-    assert planned_hours.sentence(requests, [1.0, None], "Trainings", Slurm(gpus="gres", queues=QUEUES), tries=2) == (
+    site = Slurm(gpus="gres", queues=QUEUES)
+    assert planned_hours.sentence(requests, [1.0, None], "Trainings", site, tries=2) == (
         "Trainings request at most 12.0 GPU-hours, charged as 3.0 node-hours: the time limits of 3 jobs; "
         "6.0 node-hours if every job is tried 2 times; planned for 1 training: 1 device-hours, "
         "without 1 training of unknown length."

@@ -18,18 +18,6 @@ def call(values=TWO, *arguments, overwritten=()):
 
 
 @pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        ("results/fsdp/lama2.done", r"there is no workload 'lama2'; did you mean llama2\?"),
-        ("results/export/ddp/mlp", "model mlp has no counterpart in transformers; models that have one: llama,"),
-    ],
-)
-def test_a_mistake_is_found_before_any_job(target, words):
-    with pytest.raises(UserError, match=words):
-        call({}, target)
-
-
-@pytest.mark.parametrize(
     ("arguments", "overwritten", "strategies"),
     [
         (["all"], (), {"single", "ddp", "fsdp"}),
@@ -58,16 +46,6 @@ def test_what_a_proof_refuses_is_not_trained_but_proven_again_later(tmp_path, mo
     assert json.loads(before.strategies_of("hf_small", [])).keys() == {"single", "ddp"}
     with pytest.raises(UserError, match="a step of tp differs"):
         call(values, "results/tp/hf_small.done")
-
-
-def test_a_model_is_downloaded_with_weights_if_a_run_starts_from_them():
-    ours = call({"workloads": ["t5"], "strategies": ["single"], "data": "hub"})
-    (run,) = ours.runs
-    name = run.model.folder.rpartition("/")[2]
-    assert ours.model(name).pretrained == run.model.pretrained
-    changed = run.model_copy(update={"model": run.model.model_copy(update={"pretrained": not run.model.pretrained})})
-    ours.requested = {(run.strategy, run.workload): changed}
-    assert ours.model(name).pretrained is not run.model.pretrained
 
 
 def test_weights_are_compared_where_there_is_a_single_and_no_sweep():

@@ -1,5 +1,6 @@
 """Collectives: wrong results are detected, bandwidths are correct, and sent bytes are counted or refused."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -28,11 +29,9 @@ def counted():
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
 
     def count(call):
-        timeline = TimelineRecorder()
-        timeline.begin()
-        with traffic.Traffic(
-            SimpleNamespace(size=4, mesh=None, dims=ParallelDims({}), grouped=None), timeline
-        ) as found:
+        (timeline := TimelineRecorder()).begin()
+        world = SimpleNamespace(size=4, mesh=None, dims=ParallelDims({}), grouped=None)
+        with traffic.Traffic(world, timeline) as found:
             call()
         return dict(found.bytes)
 
@@ -61,28 +60,21 @@ def test_every_operator_that_communicates_is_counted_silent_or_refused():
     assert {name for name in counted if not traffic.collective_of(name)} == traffic.SENDS_NOTHING | REFUSED
 
 
-@pytest.mark.parametrize(
-    ("call", "sent"),
-    [
+def test_what_a_collective_sends(counted):
+    def waited(call):
+        for made in tree_leaves(call(torch.ones(8), dist.group.WORLD.group_name)):
+            if isinstance(made, torch.Tensor):
+                OPS.wait_tensor(made)
+
+    for call, sent in (
         (lambda x, group: OPS.all_gather_into_tensor_coalesced([x, x], 4, group), {"all_gather": 6 * 32}),
         (lambda x, group: OPS.all_reduce_coalesced([x, x], "sum", group), {"all_reduce": 2 * 48}),
         (lambda x, group: AUTOGRAD.reduce_scatter_tensor(x, "sum", 4, group), {"reduce_scatter": 24}),
         (lambda x, group: AUTOGRAD.all_to_all_single(x, [2] * 4, [2] * 4, group), {"all_to_all": 24}),
         (lambda x, group: dist.send(x, 1), {"send": 32}),
         (lambda x, group: dist.recv(x, 1), {}),
-        (lambda x, group: dist.barrier(), {}),
-    ],
-)
-def test_what_a_collective_sends(counted, call, sent):
-    def waited():
-        for made in tree_leaves(call(torch.ones(8), dist.group.WORLD.group_name)):
-            if isinstance(made, torch.Tensor):
-                OPS.wait_tensor(made)
-
-    assert counted(waited) == {("world", name): size for name, size in sent.items()}
-
-
-def test_a_collective_that_is_not_known_ends_the_counting(counted):
+    ):
+        assert counted(partial(waited, call)) == {("world", name): size for name, size in sent.items()}
     parts = [torch.ones(8) for _ in range(4)]
     with pytest.raises(UserError, match=r"the operator c10d\.gather_ communicates, but its number of bytes is unknown"):
         counted(lambda: dist.gather(parts[0], parts))

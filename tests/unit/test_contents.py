@@ -3,52 +3,19 @@
 import foreign
 import pytest
 import torch
-from foreign_models import ENGINES, MODELS, Foreign, Layers
-from torch import nn
+from foreign_models import ENGINES, MODELS
 
 from helpers.common import build, save_initial
 from shardlab.errors import UserError
 from shardlab.models import contents
-from shardlab.models._chain import Chain, Segment
 from shardlab.models.weights import materialize
 from shardlab.runtime import tasks, trial
 from shardlab.settings.model_rules import refusal
 
 
-class TiedChain(Chain):
-    """A chain two of whose pieces share a weight."""
-
-    def __init__(self, *, inputs, outputs):
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(16, 16)
-        self.last.weight = self.middle.weight
-        self.head = nn.Linear(16, outputs)
-
-    def segments(self):
-        return [Segment((name,), layer) for name, layer in self.named_children()]
-
-
-class PooledBatchNorm(Layers):
-    """Batch norm, and a layer that the loss does not need."""
-
-    def __init__(self, **sizes):
-        super().__init__(**sizes)
-        self.norm, self.pooler = nn.BatchNorm1d(16), nn.Linear(16, 16)
-
-    def between(self, h):
-        return self.norm(h)
-
-
-OWN = {"tied_chain": TiedChain, "pooled_batch_norm": PooledBatchNorm}
-PLAN = {"tied_chain": {"tensor": {"middle": "column", "last": "row"}, "segments": 4}}
-
-
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
     monkeypatch.setattr(foreign.registry, "names", foreign.registry.names)
-    for name, model in OWN.items():
-        monkeypatch.setitem(foreign.MODELS, name, Foreign(model, "", ["first", "last"], {}))
-        monkeypatch.setitem(foreign.PLANS, name, PLAN.get(name, {}))
     foreign.register()
 
 
@@ -72,16 +39,11 @@ def looked_at(tmp_path, tiny_data):
 def checked(looked_at):
     """Function that returns the notes on a model that these strategies train."""
 
-    def check(name, *strategies, options=None, args=None, **recipe):
-        def run_of(strategy):
-            run = foreign.run_of(name, strategy, **recipe)
-            model = run.model.model_copy(update={"args": run.model.args | (args or {})})
-            return run.model_copy(update={"options": run.options.model_copy(update=options or {}), "model": model})
-
-        runs, single = [run_of(strategy) for strategy in strategies], run_of("single")
-        contents.check_all(single, build(single), runs, {})
-        model, seen = looked_at(single)
-        return contents.check_all(single, model, runs, seen)
+    def check(name, *strategies, **recipe):
+        runs, single = ([foreign.run_of(name, each, **recipe) for each in some] for some in (strategies, ["single"]))
+        contents.check_all(single[0], build(single[0]), runs, {})
+        model, seen = looked_at(single[0])
+        return contents.check_all(single[0], model, runs, seen)
 
     return check
 
@@ -111,23 +73,11 @@ def test_a_refusal_names_the_parameters_and_the_strategies_that_take_the_model(c
         checked("scalar_parameter", "single", "ddp", "fsdp", "zero3")
 
 
-def test_ties_are_refused_where_they_would_be_split(checked):
-    with pytest.raises(UserError, match=r"the `tensor` plan splits \(middle.weight, last.weight\); leave"):
-        checked("tied_chain", "tp")
-    assert checked("tied_chain", "ddp", "fsdp", "zero3", "mp", "pp") == []
-
-
-def test_what_is_not_a_chain_is_refused_where_it_would_be_cut(checked):
-    with pytest.raises(UserError, match=r"pp x tied_by_variable: .*split into stages .*; leave out pp and mp"):
-        checked("tied_by_variable", "ddp", "pp")
-
-
 def test_what_trains_unequally_is_noted_with_the_key_that_helps(checked):
-    names = "model pooled_batch_norm has batch norm (norm)"
-    options = {"find_unused_parameters": True}
-    found = checked("pooled_batch_norm", "single", "ddp", "fsdp", options=options)
-    begin = f"ddp, fsdp and strategies alike: {names}; statistics are of each rank's own samples"
-    assert [note for note in found if note.startswith(begin)]
-    assert checked("pooled_batch_norm", "single", "ddp", options=options, sync_batch_norm=True) == []
-    more = {"sync_batch_norm": True, "gradient_accumulation_steps": 2}
-    assert "of each micro-batch" in checked("pooled_batch_norm", "ddp", options=options, **more)[0]
+    begin = "ddp, fsdp and strategies alike: model batch_norm has batch norm (norm"
+    (note,) = checked("batch_norm", "single", "ddp", "fsdp")
+    assert note.startswith(begin)
+    assert "statistics are of each rank's own samples" in note
+    assert checked("batch_norm", "single", "ddp", sync_batch_norm=True) == []
+    accumulated = checked("batch_norm", "ddp", sync_batch_norm=True, gradient_accumulation_steps=2)
+    assert "of each micro-batch" in accumulated[0]

@@ -1,12 +1,14 @@
-"""Documents: each strategy has a page with figures, and every link and path exists."""
+"""Documents: each strategy has a page with figures, every link and path exists, the course's faults fit the code."""
 
 import re
 
+import course
 import pytest
 
 import docs
 from helpers.common import ROOT
 from shardlab.settings import load, resolve
+from traindiff.formulas import CHECKS
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ["scripts", "config", "tests", "docs", "workflow", "envs"]
@@ -42,3 +44,14 @@ def test_numbers_of_runs_in_running_text_are_those_of_the_configuration():
     assert f"under {len(every)} parallel strategies" in readme
     matrix = f"{len(config.strategies)} strategies on up to {len(config.workloads)} workloads (a model and its data)"
     assert f"{matrix}, {runs} runs:" in readme
+
+
+def test_each_fault_of_the_course_fits_and_the_page_names_it():
+    answers = (ROOT / "docs/course.md").read_text()
+    for number, fault in course.COURSE["faults"].items():
+        assert fault["cause"] in CHECKS
+        before = (ROOT / fault["file"]).read_text()
+        assert before.count(fault["right"]) == 1
+        compile(before.replace(fault["right"], fault["wrong"]), fault["file"], "exec")
+        strategies = ", ".join(f"`{name}`" for name in fault["strategy"])
+        assert f"| {number} | {strategies} | {fault['cause']} | `{fault['file']}` |" in answers

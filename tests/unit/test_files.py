@@ -1,8 +1,5 @@
 """Files are complete or absent; damaged ones are named."""
 
-import errno
-import fcntl
-import json
 import os
 import shutil
 from pathlib import Path
@@ -12,12 +9,10 @@ import torch
 
 from helpers.common import save_initial, tiny_run
 from shardlab import data as data_sets
-from shardlab import models
-from shardlab.cli import preflight
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError
-from shardlab.files import lock, read_json, write_atomic, write_json
+from shardlab.files import read_json, write_json
 from shardlab.models import export
 from shardlab.models import weights as weights_file
 from shardlab.records import metrics
@@ -45,46 +40,12 @@ def test_a_run_that_resumes_keeps_all_earlier_attempts(tmp_path):
     assert metrics.read(path) == [], "a run that begins anew has no history"
 
 
-def test_a_file_that_cannot_be_written_says_why_and_what_helps_and_is_as_before(tmp_path):
-    def refuse(temporary):
-        temporary.write_text("part")
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-
-    path = tmp_path / "report.json"
-    path.write_text("before")
-    with pytest.raises(UserError, match=r"report.json could not be written: .*exceeded.*Free space or quota"):
-        write_atomic(path, refuse)
-    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("report.json", "before")]
-
-
-def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    sentence = rf"{tmp_path}/\.lock cannot be locked .*Mount it with them \(Lustre: -o flock\)"
-    with pytest.raises(UserError, match=sentence), lock(tmp_path / ".lock", "trained"):
-        pytest.fail("nothing holds it")
-    assert [problem for problem in preflight.storage(tmp_path, 0) if "cannot be locked" in problem]
-
-
-def test_weights_of_another_model_are_refused(tmp_path):
-    narrow, wide = (models.create("mlp", {"inputs": 6, "hidden": hidden, "outputs": 2}) for hidden in (4, 8))
-    weights_file.save(wide.state_dict().items(), wide.state_dict(), tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=r"hidden.bias is F32 \(8,\) in the file, F32 \(4,\) in the model"):
-        weights_file.materialize(narrow, tmp_path / "model.safetensors", torch.device("cpu"))
-
-
-def edited(folder, edit):
-    (folder / "dataset.json").write_text(json.dumps(json.loads((folder / "dataset.json").read_text()) | edit))
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (lambda folder: (folder / "train.safetensors").unlink(), "train.safetensors is missing"),
         (lambda folder: os.truncate(folder / "test.safetensors", 200), "test.safetensors is damaged"),
-        (lambda folder: edited(folder, {"fingerprint": "0"}), "damaged or was edited"),
+        (lambda folder: (folder / "dataset.json").write_text("{}"), "damaged or was edited"),
     ],
 )
 def test_missing_or_damaged_data_set(tmp_path, tiny_data, damage, words):
@@ -96,33 +57,18 @@ def test_missing_or_damaged_data_set(tmp_path, tiny_data, damage, words):
     assert "snakemake" in str(error.value), "the sentence says how to make it again"
 
 
-@pytest.fixture
-def written(monkeypatch, tmp_path):
-    """Paths that were synced or renamed, in order, relative to the test's folder."""
-    seen = []
-    fsync, replace, rename = os.fsync, Path.replace, Path.rename
-
-    def note(what, path):
-        seen.append(f"{what} {Path(path).relative_to(tmp_path)}".replace(f".{os.getpid()}", ""))
-
-    def synced(descriptor):
-        note("sync", Path(f"/proc/self/fd/{descriptor}").readlink())
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "replace", lambda path, target: note("rename", target) or replace(path, target))
-    monkeypatch.setattr(Path, "rename", lambda path, target: note("rename", target) or rename(path, target))
-    return seen
-
-
-def test_a_file_its_name_and_its_folder_are_brought_to_the_disk_in_this_order(tmp_path, written):
-    write_json(tmp_path / "report.json", {})
-    assert written == ["sync .report.json.tmp", "rename report.json", "sync ."]
-
-
-def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, written, tiny_data):
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, tiny_data):
     run = tiny_run("mlp", checkpoint_interval_steps=2, max_steps=2)
     save_initial(run, tmp_path / "initial")
+    written = []
+
+    def note(what, path):
+        written.append(f"{what} {Path(path).relative_to(tmp_path)}".replace(f".{os.getpid()}", ""))
+
+    replace, rename = Path.replace, Path.rename
+    monkeypatch.setattr(os, "fsync", lambda number: note("sync", Path(f"/proc/self/fd/{number}").readlink()))
+    monkeypatch.setattr(Path, "replace", lambda path, target: note("rename", target) or replace(path, target))
+    monkeypatch.setattr(Path, "rename", lambda path, target: note("rename", target) or rename(path, target))
     assert loop.train(run, tiny_data / "mlp", tmp_path / "initial", tmp_path / "run", {})
     new, named = "run/checkpoints/.step-00000002.new", written.index("rename run/checkpoints/step-00000002")
     shard = next(what for what in written if what.endswith(".safetensors") and f"sync {new}/shards/" in what)
@@ -146,3 +92,17 @@ def test_files_follow_the_umask_whatever_library_writes_them(tmp_path, tiny_data
         assert (tmp_path / "report.json").stat().st_mode & 0o777 == 0o640
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize("dtype", [*weights_file.DTYPES, torch.complex128], ids=str)
+def test_a_file_holds_every_type_at_any_address(dtype, tmp_path):
+    torch.manual_seed(0)
+    for shape in ((), (0, 3), (3, 3)):
+        value = (torch.randn(shape, dtype=torch.complex128 if dtype.is_complex else None).abs() * 10).to(dtype)
+        written = {"before": torch.tensor(True), "value": value}
+        weights_file.save(written.items(), written, tmp_path / "file")
+        model = torch.nn.Module()
+        model.register_buffer("value", torch.zeros_like(value))
+        weights_file.materialize(model, tmp_path / "file", torch.device("cpu"), whole=False)
+        assert model.value.dtype == dtype
+        assert bytes(model.value.reshape(-1).view(torch.uint8)) == bytes(value.reshape(-1).view(torch.uint8))

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ SERVER = """
 import os, sys
 from pathlib import Path
 from shardlab import cli
-from shardlab.runs import forkserver
+from shardlab.runs import forkserver, signals
 folder = Path(sys.argv[1])
 cli.__path__.append(sys.argv[3])
 def prepare():
@@ -97,11 +96,6 @@ def serve(tmp_path):
 
 
 @pytest.fixture
-def server(serve):
-    return serve()
-
-
-@pytest.fixture
 def write(tmp_path):
     """Function that writes a program, and verb, whose ``main`` has this body."""
 
@@ -121,70 +115,42 @@ time.sleep(300)  # longer than a test waits
 """
 
 
-STAINED = """
-import signal, tempfile
-os.environ |= {"LEFT": "the server's", "B": "the server's"}
-tempfile.tempdir = "/"
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-def prepare():
-    os.environ |= {"SET": "by imports", "C": "by imports"}
-"""
-STATE = """
-import tempfile, threading
-here = [os.getcwd(), tempfile.gettempdir(), sys.argv[1:], threading.active_count()]
-caught = str(signal.getsignal(signal.SIGTERM))
-blocked = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))
-variables = [os.environ.get(name) for name in ("A", "B", "C", "SET", "LEFT")]
-print(json.dumps([variables, forks.served, here, caught, blocked]))
-"""
-
-
-def test_a_job_has_nothing_of_the_server_but_what_imports_set_for_themselves(serve, write, tmp_path):
-    """The rest of its state is that of a new process."""
-    program = write(STATE)
-
-    server = serve(STAINED)
-
-    def state(value, **more):
-        child = server.start(program, value, B=value, C=value, TMPDIR=str(tmp_path), **more)
-        return json.loads(child.communicate(timeout=60)[0])
-
+def test_a_job_has_nothing_of_the_server_but_what_imports_set_for_themselves(serve, write):
+    """The variables of its client, and the signals of a new process."""
+    stained = 'import signal; os.environ |= {"LEFT": "the server\'s", "B": "the server\'s"}\n'
+    stained += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    stained += 'def prepare(): os.environ |= {"SET": "by imports", "C": "by imports"}'
+    program = write(
+        """
+        variables = [os.environ.get(name) for name in ("A", "B", "C", "SET", "LEFT")]
+        print(json.dumps([variables, forks.served, sys.argv[1:], signal.getsignal(signal.SIGTERM)]))
+        """
+    )
+    server = serve(stained)
     for value in ("1", "2"):
-        variables, served, *forked = state(value)
-        assert (variables, served) == ([None, value, value, "by imports", None], {"A": "1"})
-        variables, served, *new = state(value, **{forkserver.ADDRESS: ""})
-        assert (variables, served) == ([None, value, value, None, None], None)
-        assert forked == new
+        child = server.start(program, value, B=value, C=value)
+        found = [[None, value, value, "by imports", None], {"A": "1"}, [value], signal.SIG_DFL]
+        assert json.loads(child.communicate(timeout=60)[0]) == found
 
 
-@pytest.mark.parametrize(
-    ("ends", "status", "said"),
-    [
-        (
-            "print(sys.argv[1:], file=sys.stderr)\nraise UserError('no such thing.')",
-            1,
-            "['--x']\nerror: no such thing.\n",
-        ),
-        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
-    ],
-)
-def test_a_client_ends_as_its_job_does(server, write, ends, status, said):
-    child = server.start(write(f"from shardlab.errors import UserError\n{ends}"), "--x")
+def test_a_client_ends_as_its_job_does_and_hands_signals_on(serve, write):
+    server = serve()
+    error = "from shardlab.errors import UserError\nraise UserError(f'no such thing: {sys.argv[1:]}.')"
+    child = server.start(write(error), "--x")
     _, errors = child.communicate(timeout=60)
-    assert child.returncode == status
-    assert said in errors
-    assert server.said.read_text() == "prepared\n"
-
-
-def test_signals_reach_the_job(server, write):
+    assert (child.returncode, "error: no such thing: ['--x'].\n" in errors) == (1, True)
+    child = server.start(write("os.kill(os.getpid(), signal.SIGKILL)"))
+    assert child.wait(60) == -signal.SIGKILL
     block = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])"
     child = server.start(write(f"{block}\nprint('here', flush=True)\nsys.exit(signal.sigwait([signal.SIGTERM]))"))
     assert child.stdout.readline() == "here\n"
     child.send_signal(signal.SIGTERM)
     assert child.wait(20) == signal.SIGTERM
+    assert server.said.read_text() == "prepared\n"
 
 
-def test_a_job_ends_with_its_client_and_its_monitor(server, write):
+def test_a_job_ends_with_its_client_and_its_monitor_but_outlives_the_server(serve, write):
+    server = serve()
     for kill in ("client", "monitor"):
         child = server.start(write(WAITS))
         job = int(child.stdout.readline())
@@ -192,46 +158,28 @@ def test_a_job_ends_with_its_client_and_its_monitor(server, write):
         until(lambda job=job: gone(job))
         assert child.wait(20) != 0
         until(lambda: not server.monitors())
-
-
-def test_a_job_outlives_the_server_and_the_next_one_is_a_new_process(server, write):
     program = write("time.sleep(1)\nprint(forks.served is None)")
     child = server.start(program)
     until(server.monitors)
     server.process.kill()
     server.process.wait()
     assert child.communicate(timeout=60)[0] == "False\n"
-    assert child.returncode == 0
-    assert server.start(program).communicate(timeout=60)[0] == "True\n"
+    assert server.start(program).communicate(timeout=60)[0] == "True\n", "a new process"
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "2 threads"),
-        ("sys.executable = '/elsewhere/python'", ""),
-        ("edits = [1]\nforkserver._code = lambda: {'x': len(edits)}\ndef prepare(): edits.append(1)", "was edited"),
-    ],
-    ids=["threads", "another Python", "edited while imported"],
-)
-def test_where_nothing_can_be_forked_jobs_are_new_processes(serve, write, code, said):
-    server = serve(code)
+def test_where_nothing_can_be_forked_jobs_are_new_processes(serve, write):
+    thread = "threading.Thread(target=time.sleep, args=(60,), daemon=True)"
+    server = serve(f"import threading, time; {thread}.start()")
     child = server.start(write("print(forks.served is None)"))
     assert child.communicate(timeout=60) == ("True\n", "")
-    assert said in server.said.read_text()
+    assert "2 threads" in server.said.read_text()
 
 
 def test_a_server_ends_with_its_snakemake(tmp_path):
     """The program itself; it imports nothing before the first job."""
-    code = textwrap.dedent(
-        f"""
-        from pathlib import Path
-        from shardlab.runs import forkserver
-        forkserver.start(Path({str(tmp_path)!r}), {{}}, [])
-        import time; time.sleep(60)
-        """
-    )
-    driver = subprocess.Popen([sys.executable, "-c", code], env=environment())
+    words = f"import time; from pathlib import Path; from shardlab.runs import forkserver; place = {str(tmp_path)!r}; "
+    words += "forkserver.start(Path(place), {}, []); time.sleep(60)"
+    driver = subprocess.Popen([sys.executable, "-c", words], env=environment())
     until(lambda: children(driver.pid))
     (server,) = children(driver.pid)
     folder = tmp_path / f".snakemake/forkserver-{os.uname().nodename}-{driver.pid}"
@@ -242,18 +190,14 @@ def test_a_server_ends_with_its_snakemake(tmp_path):
     until(lambda: gone(server) and not folder.exists())
 
 
-@pytest.mark.parametrize(
-    ("changed", "ended"),
-    [({}, False), ({0: "999999999"}, True), ({1: "1"}, True), ({1: "1", 2: "another"}, None)],
-    ids=["this process", "ended", "its number was given again", "another machine"],
-)
-def test_a_process_is_known_by_its_number_start_and_boot(monkeypatch, changed, ended):
+def test_a_job_on_another_machine_does_not_take_its_snakemake_for_ended(monkeypatch):
     monkeypatch.setenv(signals.DRIVER, "")
-    assert signals.driver_ended() is None, "no Snakemake"
     signals.announce_driver()
-    words = dict(enumerate(os.environ[signals.DRIVER].split())) | changed
-    monkeypatch.setenv(signals.DRIVER, " ".join(words.values()))
-    assert signals.driver_ended() is ended
-    told = threading.Event()
-    signals.watch_snakemake(told.set)
-    assert told.is_set() == (ended is True)
+    number, start, boot = os.environ[signals.DRIVER].split()
+    for words, ended in (
+        (f"{number} {start} {boot}", False),
+        (f"999999999 {start} {boot}", True),
+        ("1 1 another", None),
+    ):
+        monkeypatch.setenv(signals.DRIVER, words)
+        assert signals.driver_ended() is ended

@@ -2,22 +2,16 @@
 
 import json
 import os
-import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from helpers.common import ROOT, program
+from helpers.common import program
 from shardlab.cli import image
 from shardlab.errors import UserError
 from shardlab.files import sha256, write_json
-from shardlab.runs import job
 from shardlab.runs.images import ImageReport, read_image
-from shardlab.settings import torch_releases
 from shardlab.settings.sites import Container
-
-LOCK = ROOT / "envs/train.txt"
 
 
 @pytest.fixture
@@ -46,26 +40,6 @@ def test_a_failed_build_leaves_the_old_image(made, tmp_path):
     assert (tmp_path / "words").read_text().startswith("build --force --userns --mksquashfs-args ")
 
 
-def test_an_image_for_srun_is_a_name_or_the_whole_path_of_a_file_and_needs_no_program(made, tmp_path, monkeypatch):
-    """Pyxis would look for image.sqsh in a registry, and Apptainer cannot read such a file."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "image.sqsh").write_text("image")
-    named = made(command="true", image="docker://nersc/pytorch:1", image_is="name")
-    assert (named.path, named.sha256) == ("docker://nersc/pytorch:1", None)
-    file = made(command="no-such-program", image="image.sqsh", srun_options=["-i{image}"])
-    assert (file.path, file.labels) == (str(tmp_path / "image.sqsh"), {})
-
-
-def test_what_is_missing_is_named(made, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"^apptainer-9, which builds and starts the image, was not found on "):
-        made(command="apptainer-9")
-    with pytest.raises(UserError, match=r"none\.sif does not exist; set container\.image"):
-        made(command="true", image="none.sif")
-    monkeypatch.setattr(image.sys, "version_info", SimpleNamespace(major=3, minor=13))
-    with pytest.raises(UserError, match=r"Debian 12 with Python 3.11.*Python 3.13.*container.base to docker"):
-        made(command="true", base="debootstrap")
-
-
 def test_an_image_that_was_changed_after_its_report(tmp_path):
     (tmp_path / "train.sif").write_text("image")
     digest = sha256(tmp_path / "train.sif")
@@ -77,61 +51,12 @@ def test_an_image_that_was_changed_after_its_report(tmp_path):
     os.utime(tmp_path / "train.sif", (2e9, 2e9))
     with pytest.raises(UserError, match=r"is not the one in .*train.image.json \(its SHA-256 differs\)"):
         read_image(tmp_path / "train.image.json")
-    (tmp_path / "train.sif").unlink()
-    with pytest.raises(UserError, match=r"train.sif is missing; build it again with"):
-        read_image(tmp_path / "train.image.json")
-
-
-def test_wheels_for_rocm_are_those_of_the_lock_file_without_pytorch_and_nvidia(tmp_path):
-    lines = [line for line in LOCK.read_text().splitlines() if "==" in line]
-    lines += ["triton==3.7.0  # via torch", "nvidia-cublas-cu13==13.1.0  # via torch", "cuda-bindings==13.0.3"]
-    words = image.pip_command("rocm", LOCK, lines, tmp_path)
-    left_out = {line.split()[0] for line in lines} - {*words}
-    assert {pin.split("==")[0] for pin in left_out} == {"torch", "triton", "nvidia-cublas-cu13", "cuda-bindings"}
-    assert "--no-deps" in words
-    assert "-r" not in words
-
-
-@pytest.mark.parametrize(
-    ("python", "torch", "says"),
-    [
-        (None, "2.13.1+rocm7.2", None),
-        ("3.9", "2.13.1+rocm7.2", "Python of IMAGE is 3.11, but the wheels are those of 3.9; set "),
-        (None, "2.9.1+rocm7.2", "PyTorch of IMAGE is 2.9.1+rocm7.2, but this project needs 2.11 to 2.13; set "),
-    ],
-)
-def test_base_rocm_must_have_the_python_and_the_pytorch_of_the_wheels(tmp_path, python, torch, says):
-    actual = f"{sys.version_info.major}.{sys.version_info.minor}"
-    built = "version = SimpleNamespace(cuda=None, hip='7.2')"
-    (tmp_path / "torch.py").write_text(f"from types import SimpleNamespace\n__version__ = {torch!r}\n{built}\n")
-    (tmp_path / "python3").symlink_to(sys.executable)
-    environment = {"PYTHONPATH": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin", "IMAGE": "IMAGE"}
-    environment |= {"BASE": "rocm", "PYTHON": python or actual, "OLDEST_TORCH": torch_releases.OLDEST}
-    checks = (ROOT / "containers/install.sh").read_text().partition("# DeepSpeed")[0]
-    checks = checks.replace("/wheelhouse.txt", str(LOCK))
-    done = subprocess.run(["sh", "-c", checks], capture_output=True, text=True, env=environment)
-    assert done.returncode == (says is not None)
-    assert not says or f"error: the {says.replace('3.11', actual)}" in done.stderr
-    containerfile = (ROOT / "containers/Containerfile").read_text()
-    assert f"\nARG OLDEST_TORCH={torch_releases.OLDEST}\n" in containerfile, "as for Apptainer"
 
 
 def test_the_report_of_an_image_says_its_pytorch(made, tmp_path):
-    named = {"shardlab.torch": "2.13.0+cu130", "shardlab.cuda": "13.0", "org.x.deffile.mirrorurl": "http://127.0.0.1:9"}
-    named["org.label-schema.build-arch"] = "arm64"
+    named = {"shardlab.torch": "2.13.0+cu130", "shardlab.cuda": "13.0", "org.label-schema.build-arch": "arm64"}
     found = json.dumps({"data": {"attributes": {"labels": named}}})
     (tmp_path / "mine.sif").write_text("image")
     report = made(command=str(program(tmp_path / "apptainer", f"echo '{found}'")), image=str(tmp_path / "mine.sif"))
     assert (report.torch, report.cuda, report.rocm, report.driver) == ("2.13.0+cu130", "13.0", None, 580)
-    assert set(report.labels) == {"shardlab.torch", "shardlab.cuda", "org.label-schema.build-arch"}
     assert report.architecture == "aarch64"
-
-
-def test_a_job_on_a_node_of_another_architecture_than_the_image_s_starts_no_ranks(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="x86_64", nodename="n7"))
-    report = ImageReport(path="mine", sha256=None, bytes=None, labels={}, architecture="riscv64")
-    write_json(tmp_path / "train.json", report.model_dump(mode="json"))
-    run = SimpleNamespace(site=SimpleNamespace(container=Container()))
-    assert job.image_of(run, tmp_path / "train.json", dry_run=True) == "mine"
-    with pytest.raises(UserError, match="the image mine is for riscv64, but n7 is x86_64; build it on a machine"):
-        job.image_of(run, tmp_path / "train.json", dry_run=False)

@@ -1,34 +1,28 @@
-"""Initial weights are those of their report: whatever starts from them compares the digests first."""
+"""Initial weights are those of their report, whose digest is compared first; those of twins are a rounding apart."""
 
 import importlib
 import json
 import sys
 
 import pytest
+import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 from helpers.common import save_initial, tiny_run
 from shardlab import cli
 from shardlab.errors import UserError
 from shardlab.files import sha256, write_json
-from shardlab.records.reports import InitialReport, initial_report
-from shardlab.settings import model_rules, run_identity
+from shardlab.records.reports import InitialReport
+from shardlab.settings import run_identity
+from shardlab.settings.precisions import PRECISIONS
+from shardlab.train import perturbed
 
 
-def report_of(run, weights, **properties):
+def report_of(run, weights):
     identity = run_identity.identity_of(run, "")
-    report = InitialReport(identity=identity, weights=sha256(weights), parameters=1, loss=1.0, properties=properties)
+    report = InitialReport(identity=identity, weights=sha256(weights), parameters=1, loss=1.0, properties={})
     report.write(weights.with_suffix(".json"))
-
-
-@pytest.fixture
-def initial(tmp_path):
-    """Initial weights with their report, and their run."""
-    run, weights = tiny_run("mlp", max_steps=1, ema_decay=0.9), tmp_path / "init/mlp.safetensors"
-    weights.parent.mkdir()
-    save_initial(run, weights)
-    report_of(run, weights)
-    return run, weights
 
 
 @pytest.fixture
@@ -50,14 +44,13 @@ def said(monkeypatch):
 
 
 def damage(path):
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
 
 
-def test_every_program_that_starts_from_them_refuses_damaged_ones(initial, said, tiny_data, tmp_path):
-    run, weights = initial
-    folder = tmp_path / "run"
+def test_every_program_that_starts_from_them_refuses_damaged_ones(said, tiny_data, tmp_path):
+    run, folder, weights = tiny_run("mlp", max_steps=1, ema_decay=0.9), tmp_path / "run", tmp_path / "mlp.safetensors"
+    save_initial(run, weights)
+    report_of(run, weights)
     write_json(folder / "run.json", run.model_dump())
     common = [f"--settings={folder / 'run.json'}", f"--data={tiny_data / 'mlp'}"]
     start = [*common, f"--weights={weights}"]
@@ -83,19 +76,23 @@ def test_every_program_that_starts_from_them_refuses_damaged_ones(initial, said,
     assert "model.safetensors was trained from other initial weights than those there are now; train again" in other
 
 
-def test_what_drawing_the_weights_showed_is_known_to_strategies_added_later(initial, said, tiny_data, tmp_path):
-    run, weights = initial
-    report_of(run, weights, changing=["calls"])
-    dropped = tiny_run("mnist")
-    model = dropped.model.model_copy(update={"args": dropped.model.args | {"dropout1": 0.2}})
-    words = {}
-    for name, each in (("mlp", run), ("mnist", dropped.model_copy(update={"model": model}))):
-        write_json(tmp_path / f"{name}/run.json", each.model_dump())
-        words[name] = [f"--settings={tmp_path / name / 'run.json'}", f"--data={tiny_data / name}"]
-    drawn, report = tmp_path / "init/mnist.safetensors", tmp_path / "init/mnist.json"
-    init = ["init", *words["mnist"], f"--output={drawn}", f"--report={report}"]
-    error, refusal = said(init, ["train", *words["mlp"], f"--weights={weights}", f"--output={tmp_path / 'mlp'}"])
-    assert error == ""
-    (note,) = model_rules.notes(tiny_run("mnist", "ddp"), initial_report(drawn).properties)
-    assert "has dropout, or other random numbers in training (dropout1); " in note
-    assert "has values that a forward pass writes, besides the statistics of batch norm (calls); ranks" in refusal
+@pytest.mark.parametrize(("precision", "digits"), [("full", 24), ("bf16", 8)])
+def test_a_twin_s_weights_are_one_rounding_apart(tmp_path, monkeypatch, precision, digits):
+    """2^-24 of each, or 2^-8 in bf16, as one of the normal distribution; another number, another twin."""
+    dtype = "float64" if precision == "full" else "float32"
+    # float32's distance in float64, which shows it.
+    fine = PRECISIONS["float64"]._replace(rounding=PRECISIONS["float32"].rounding)
+    monkeypatch.setitem(PRECISIONS, "float64", fine)
+    run = tiny_run("llama2", dtype=dtype, precision=precision)
+    save_initial(run, tmp_path / "initial")
+    moved = []
+    for number, name in ((0, "first"), (0, "again"), (1, "second")):
+        perturbed.move(run, tmp_path / "initial", number, tmp_path / name)
+        moved.append(load_file(tmp_path / name))
+    first, again, second = moved
+    before = load_file(tmp_path / "initial")
+    apart = torch.cat([(first[name] / value - 1)[value != 0].flatten() for name, value in before.items()])
+    assert float(apart.std()) == pytest.approx(2**-digits, rel=0.05)
+    assert abs(float(apart.mean())) < 2**-digits / 20
+    assert all(first[name].equal(again[name]) for name in before)
+    assert not all(first[name].equal(second[name]) for name in before)

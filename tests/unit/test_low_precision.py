@@ -1,5 +1,7 @@
 """The verdict in low precision: twins of the same precision say what is rounding, each quantity by itself."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from shardlab.records.expert_choices import encode
 from shardlab.records.reports import Twin, WeightsReport
 from shardlab.report import summary, summary_markdown
 from shardlab.report.verdict import LOW_MULTIPLE, MULTIPLE, judge, verdict
-from shardlab.settings import load, resolve
+from shardlab.settings import load
 
 TWIN = {"loss": 1.001, "grad_norm": 1.01}
 SPREAD = {"noise": 0.5, "quiet": 1e-3}
@@ -65,19 +67,15 @@ def test_each_quantity_is_judged_by_that_of_the_twins(judged):
     assert verdict(both)[1].endswith(
         "ddp x mlp (first 4 losses or first gradient norm off by 3.0e-02, tolerance 3.0e-02)."
     )
-    farther = judged(loss=2 + outside * 0.002, weights={"quiet": 1.0})
-    assert verdict(farther)[1].endswith("ddp x mlp (3.0e-03, twins 1.0e-03).")
 
 
 def test_weights_without_a_float32_master_are_unequal_however_near_they_end(judged):
     assert judged(rounded=(41_770, 3, 2)).equality[1] == "equal"
     assert judged(rounded=(10, 7, 2)).equality[1] == "equal", "chance, or a type that single has, too"
     assert judged(rounded=(10, 8, 2)).equality[1] == "unequal"
-    assert verdict(judged(rounded=(41_770, 41_770, 2))) == (
-        False,
-        "Of 2 runs, 1 not equal to single: ddp x mlp (weights are rounded to bfloat16: 41,770 of 41,770 values, single "
-        "2; keep float32 master weights).",
-    )
+    reason = "weights are rounded to bfloat16: 41,770 of 41,770 values, single 2; keep float32 master weights"
+    sentence = f"Of 2 runs, 1 not equal to single: ddp x mlp ({reason})."
+    assert verdict(judged(rounded=(41_770, 41_770, 2))) == (False, sentence)
 
 
 def test_full_precision_is_one_of_the_twins(judged):
@@ -87,18 +85,15 @@ def test_full_precision_is_one_of_the_twins(judged):
     table = judged(loss=difference, full=twin(2.008))
     assert table.equality[1] == "equal"
     assert table.full_precision_rel_diff[1] == pytest.approx(0.004)
-    lines = summary_markdown.markdown(table, load.config({"workloads": ["mlp"]}), {}).splitlines()
-    assert any(line.split() == ["|", "single", "in", "full", "precision", "|", "4e-03", "|"] for line in lines), lines
+    text = summary_markdown.markdown(table, load.config({"workloads": ["mlp"]}), {})
+    assert re.search(r"^\| single in full precision +\| 4e-03 +\|$", text, re.MULTILINE)
 
 
 def test_twins_that_end_far_apart_can_hide_a_fault(judged):
     table = judged(loss=2.1, twins=[twin(2.1)] * 2)
     assert table.equality.tolist() == ["equal", "rounding"]
-    assert verdict(table) == (
-        True,
-        "Of 2 runs, 1 equal to single; 1 not distinguishable from rounding (recipe.precision full tells more): "
-        "ddp x mlp (5.0e-02, twins 5.0e-02).",
-    )
+    said = "1 not distinguishable from rounding (recipe.precision full tells more): ddp x mlp (5.0e-02, twins 5.0e-02)."
+    assert verdict(table) == (True, f"Of 2 runs, 1 equal to single; {said}")
 
 
 def test_weights_of_experts_are_reported_and_not_called_unequal(judged):
@@ -107,25 +102,4 @@ def test_weights_of_experts_are_reported_and_not_called_unequal(judged):
     flips = {"workload": "moe", "choices": chosen, "twins": [twin(expert_choices=chosen)] * 2}
     assert judged(**flips).equality[1] == "equal"
     assert judged(loss=3.0, **flips).equality[1] == "unequal", "twins have other choices, too"
-    table = judged(weights={"quiet": 1.0}, **flips)
-    assert table.equality[1] == "reported"
-    assert verdict(table) == (
-        True,
-        "Of 2 runs, 1 equal to single; 1 reported, as in low precision tokens may reach other experts: "
-        "ddp x moe (quiet 1.0e+00, tolerance 1.0e-02).",
-    )
-
-
-@pytest.mark.parametrize(
-    ("values", "twinned"),
-    [
-        ({"recipe": {"precision": "bf16"}}, ["mlp"]),
-        ({"recipe": {"precision": "bf16"}, "noise_floor_runs": 0}, []),
-        ({"dtype": "float64"}, []),
-        ({"recipe": {"precision": "bf16", "evaluation": "sharded"}}, []),
-    ],
-)
-def test_low_precision_has_twins(values, twinned):
-    config = load.config(values | {"workloads": ["mlp"], "strategies": ["single", "ddp"]})
-    runs, _ = resolve.matrix(config)
-    assert resolve.twinned(config, runs) == twinned
+    assert judged(weights={"quiet": 1.0}, **flips).equality[1] == "reported"

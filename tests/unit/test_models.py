@@ -49,16 +49,3 @@ def test_a_summary_s_decoder_cannot_see_the_future():
     changed = summary.clone()
     changed[:, 8:] = 5
     torch.testing.assert_close(model(document, changed, mask=mask)[:, :8], before[:, :8], rtol=0, atol=1e-12)
-
-
-def test_every_workload_s_file_describes_its_model_and_segments_have_each_weight_once():
-    for workload in load.names("workloads"):
-        run = resolve.run(load.config({}), "single", workload)
-        if run.model.folder:
-            assert run.model.segments == 0
-            continue
-        chain = build_model(run)
-        models.check_plan(run.model, chain)
-        owned = [name for segment in chain.segments() for name in segment.names]
-        for name in models.state(chain):
-            assert sum(name == own or name.startswith(f"{own}.") for own in owned) == 1, name

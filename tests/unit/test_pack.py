@@ -45,15 +45,10 @@ def test_a_run_does_not_requeue_the_job_of_the_others(monkeypatch):
     assert slurm.requeue(slurm.TIME_LIMIT) is False
 
 
-@pytest.mark.parametrize(
-    ("log", "steps", "waits"),
-    [
-        ("srun: error: Unable to create step for job 7: Invalid generic resource (gres) specification\n", "7.0", True),
-        ("srun: error: Unable to create step for job 7: busy\nstep 1/8  loss 4\nTraceback\n", "7.0", False),
-    ],
-)
-def test_a_refused_step_waits_while_others_run(monkeypatch, tmp_path, log, steps, waits):
+def test_a_refused_step_waits_while_others_run(monkeypatch, tmp_path):
     monkeypatch.setenv(slurm.PACKED, "1")
-    monkeypatch.setattr(slurm, "answer_or_none", lambda words: f"7.extern\n{steps}\n")
-    (tmp_path / "log").write_text(log)
-    assert slurm.has_to_wait(tmp_path / "log") is waits
+    monkeypatch.setattr(slurm, "answer_or_none", lambda words: "7.extern\n7.0\n")
+    refused = "srun: error: Unable to create step for job 7: Invalid generic resource (gres) specification\n"
+    for more, waits in (("", True), ("step 1/8  loss 4\nTraceback\n", False)):
+        (tmp_path / "log").write_text(refused + more)
+        assert slurm.has_to_wait(tmp_path / "log") is waits

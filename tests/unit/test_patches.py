@@ -2,18 +2,11 @@
 
 import importlib.metadata
 import re
-import threading
-import time
-from types import SimpleNamespace
 
 import pytest
-from snakemake.scheduling.job_scheduler import JobRateLimiter, JobScheduler
-from snakemake.settings.types import MaxJobsPerTimespan
 
 from helpers.common import ROOT
-from shardlab.patches import REVIEWED, snakemake_core
-
-PACKAGE = ROOT / "scripts/shardlab/patches"
+from shardlab.patches import REVIEWED
 
 
 def pinned():
@@ -29,36 +22,3 @@ def test_patches_were_reviewed_for_the_version_that_is_used(package):
         f"review the patches of {package} in scripts/shardlab/patches: remove what its new version does by itself, and "
         "write that version into __init__.py"
     )
-
-
-def test_each_file_is_of_a_project_that_was_reviewed():
-    projects = {path.stem.partition("_")[0] for path in PACKAGE.glob("[!_]*.py")}
-    assert projects == {package.partition("-")[0] for package in REVIEWED}
-
-
-def test_one_look_at_the_ready_jobs_at_a_time(monkeypatch):
-    """The patched scheduler: a timer only where the rate limit held jobs back, and one."""
-    for name in ("get_free_jobs", "register_jobs"):
-        monkeypatch.setattr(JobRateLimiter, name, getattr(JobRateLimiter, name))
-    monkeypatch.setattr(JobScheduler, snakemake_core.METHOD, getattr(JobScheduler, snakemake_core.METHOD))
-    snakemake_core.look_again_once()
-    look_again = getattr(JobScheduler, snakemake_core.METHOD)
-    assert look_again is snakemake_core.once
-    looks, ready = threading.Semaphore(0), ["a job"]
-    limiter = JobRateLimiter(MaxJobsPerTimespan(5, "100ms"))
-    dag = SimpleNamespace(ready_jobs=[])
-    scheduler = SimpleNamespace(job_rate_limiter=limiter, _open_jobs=looks, workflow=SimpleNamespace(dag=dag))
-    look_again(scheduler, 0.05)
-    assert looks.acquire(timeout=60), "something else is waited for, and the limit was never asked"
-    dag.ready_jobs = ready
-    assert limiter.get_free_jobs() == 5
-    limiter.register_jobs(4)
-    look_again(scheduler, 0.05)
-    assert not looks.acquire(timeout=0.2), "no job was held back"
-    assert limiter.get_free_jobs() == 5
-    limiter.register_jobs(5)
-    time.sleep(0.15)  # as starting them may take longer than the limit's time
-    for _ in range(3):
-        look_again(scheduler, 0.05)
-    assert looks.acquire(timeout=60)
-    assert not looks.acquire(timeout=0.2), "one timer for all three"

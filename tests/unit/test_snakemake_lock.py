@@ -1,16 +1,15 @@
-"""Locks of earlier calls of Snakemake, and checks before a call starts jobs."""
+"""Locks of earlier calls of Snakemake, checks before a call starts jobs, calls that remedies name."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from helpers.common import ROOT, tiny_run
-from shardlab.errors import UserError, remedy
+from shardlab.errors import PROFILE, UserError, remedy
 from shardlab.files import write_json
 from shardlab.runs import snakemake_lock
 from shardlab.settings.types import read_run, sealed
@@ -54,21 +53,15 @@ def test_locks_of_a_killed_driver_go_and_one_that_lives_is_waited_for(tmp_path):
     assert locks.exists(), "whether that one lives is not known here"
 
 
-@pytest.mark.parametrize(
-    ("words", "runs_jobs"),
-    [(["all"], True), (["-np"], False), (["--dag"], False)],
-)
-def test_a_call_that_only_looks_takes_no_locks(words, runs_jobs):
-    assert snakemake_lock.runs_jobs(words) == runs_jobs
+def test_a_call_that_only_looks_takes_no_locks():
+    assert [snakemake_lock.runs_jobs([word]) for word in ("all", "-np", "--dag")] == [True, False, False]
 
 
-@pytest.mark.parametrize(("key", "value"), [("seed", 2), ("seal", "0")])
-def test_settings_that_were_edited_are_resolved_again(tmp_path, key, value):
+def test_settings_that_were_edited_are_resolved_again(tmp_path):
     """By the next call, and no program takes them before; those of another configuration are no edit."""
     run, path = tiny_run("mlp"), tmp_path / "results/single/mlp/run.json"
     write_json(path, sealed(run))
-    assert read_run(path) == run
-    write_json(path, json.loads(path.read_text()) | {key: value})
+    write_json(path, json.loads(path.read_text()) | {"seed": 2})
     os.utime(path, ns=(5, 5))
     with pytest.raises(UserError) as error:
         read_run(path)
@@ -83,16 +76,20 @@ def test_settings_that_were_edited_are_resolved_again(tmp_path, key, value):
     assert read_run(path) == other, "Snakemake resolves it again, if the call needs it"
 
 
-def test_a_folder_that_is_not_writable(tmp_path, monkeypatch):
-    # Root can write anywhere.
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    with pytest.raises(UserError, match=f"you cannot write into {tmp_path}; work in your own copy"):
-        call_checks.check_folder(tmp_path)
-    (tmp_path / "results").symlink_to("purged")
-    with pytest.raises(UserError, match="results is a link to purged, which does not exist"):
-        call_checks.check_folder(tmp_path)
-
-
 def test_a_target_that_is_nearly_one():
     with pytest.raises(UserError, match=r"no rule makes results/ddp/mlp.doen; did you mean results/ddp/mlp.done\?"):
         list(call_checks.targets(["-n", "results/ddp/mlp.doen"]))
+
+
+def test_a_remedy_has_the_profile_of_the_current_call(monkeypatch):
+    for name in (PROFILE, "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+    def text():
+        return remedy("make it", "results/ddp/mlp/plan.json", "-f").removesuffix(", and the --config of your call")
+
+    assert text() == "make it with: snakemake --profile workflow/profiles/local -f results/ddp/mlp/plan.json"
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert " --profile slurm " in text()
+    monkeypatch.setenv(PROFILE, "workflow/profiles/local")
+    assert " --profile workflow/profiles/local " in text()

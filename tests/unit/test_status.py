@@ -4,8 +4,6 @@ import fcntl
 import json
 import shutil
 
-import pytest
-
 from helpers.common import program, save_initial, tiny_run
 from helpers.reports import STEP
 from shardlab.records import manifest
@@ -16,7 +14,6 @@ from shardlab.runs.slurm_reattach import name_of
 from shardlab.train import loop
 
 RUN = tiny_run("mlp", "ddp")
-BEGUN = {"kind": "attempt", "step": 0, "steps": 9}
 
 
 def test_what_is_there_of_a_run(tiny_data, tmp_path):
@@ -48,23 +45,15 @@ def test_what_is_there_of_a_run(tiny_data, tmp_path):
     assert said() == NOT_BEGUN
 
 
-@pytest.mark.parametrize(
-    ("whys", "action"),
-    [
-        ((None,), "attempt 1 (here) died without reporting"),
-        (("lost: killed", "error: rank 1 failed"), "attempt 2 (here) error: rank 1 failed"),
-    ],
-)
-def test_a_run_that_is_not_trained_now(tmp_path, whys, action):
-    """Its attempts ended for these reasons (None: still running)."""
-    records = [BEGUN, *(STEP | {"step": step, "seconds": 2.0} for step in range(3))]
-    made = [
-        Attempt(number=number, call="c", began="b", ended=why and "e", host="here", slurm_job_id=None, why=why or "")
-        for number, why in enumerate(whys, 1)
-    ]
+def test_a_run_that_is_not_trained_now(tmp_path):
+    begun = {"kind": "attempt", "step": 0, "steps": 9}
+    records = [begun, *(STEP | {"step": step, "seconds": 2.0} for step in range(3))]
+    fixed = {"call": "c", "began": "b", "host": "here", "slurm_job_id": None}
+    made = [Attempt(number=1, ended="e", why="lost: killed", **fixed), Attempt(number=2, ended=None, why="", **fixed)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (tmp_path / "attempts.json").write_text(Attempts(numbers="n", attempts=made).model_dump_json())
-    assert next_action(RUN, tmp_path) == f"from its first step: no checkpoint; {action}"
+    action = "from its first step: no checkpoint; attempt 2 (here) died without reporting"
+    assert next_action(RUN, tmp_path) == action
     assert progress(tmp_path) == (3, 9, 1.0, 2.5, 12)
 
 

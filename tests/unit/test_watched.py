@@ -23,20 +23,13 @@ def events(folder):
     return found
 
 
-@pytest.fixture(scope="module")
-def watched(tiny_data, tmp_path_factory):
-    """Folder of a run that wrote event files."""
-    folder = tmp_path_factory.mktemp("watched")
+def test_the_events_are_the_metrics(tiny_data, tmp_path):
     run = tiny_run("llama2", max_steps=3)
-    save_initial(run, folder / "initial")
+    save_initial(run, tmp_path / "initial")
     options = loop.TrainOptions(tensorboard=True)
-    assert loop.train(run, tiny_data / "llama2", folder / "initial", folder, {}, options)
-    return folder
-
-
-def test_the_events_are_the_metrics(watched):
-    lines = [line for line in metrics.read(watched / metrics.NAME) if line["kind"] == "train"]
-    drawn = events(watched / EVENTS)
+    assert loop.train(run, tiny_data / "llama2", tmp_path / "initial", tmp_path, {}, options)
+    lines = [line for line in metrics.read(tmp_path / metrics.NAME) if line["kind"] == "train"]
+    drawn = events(tmp_path / EVENTS)
     for name in ("loss", "grad_norm", "learning_rate", "seconds"):
         assert drawn[f"train/{name}"] == pytest.approx({line["step"]: line[name] for line in lines}, rel=1e-6)
     assert drawn.keys() >= {"validation/loss"}

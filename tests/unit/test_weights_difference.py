@@ -25,9 +25,7 @@ def difference(tmp_path):
     return of
 
 
-@pytest.mark.parametrize(
-    ("block", "dtype"), [(1, torch.float64), (2, torch.float32), (2**20, torch.bfloat16), (2, torch.complex64)]
-)
+@pytest.mark.parametrize(("block", "dtype"), [(1, torch.float64), (2**20, torch.bfloat16), (2, torch.complex64)])
 def test_it_is_relative_to_the_norm_of_the_reference(difference, monkeypatch, block, dtype):
     monkeypatch.setattr(module, "BLOCK", block)
     reference = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=dtype)
@@ -55,25 +53,15 @@ def test_values_that_are_not_finite(difference):
 
 def test_files_of_two_models_are_refused(tmp_path):
     save_file({"w": torch.ones(2), "b": torch.ones(1)}, tmp_path / "a")
-    for other, sentence in (
-        ({"w": torch.ones(2)}, "only one of them has b."),
-        ({"w": torch.ones(2), "b": torch.ones(1, 1)}, r"b is \(1,\) of float32 in the first and \(1, 1\) of float32"),
-    ):
-        save_file(other, tmp_path / "b")
-        with pytest.raises(UserError, match=sentence):
-            weights_difference(tmp_path / "a", tmp_path / "b")
+    save_file({"w": torch.ones(2)}, tmp_path / "b")
+    with pytest.raises(UserError, match="only one of them has b"):
+        weights_difference(tmp_path / "a", tmp_path / "b")
 
 
 def test_integers_and_what_training_leaves_as_it_was_are_fixed(tmp_path):
     before = {"trained": torch.ones(2), "frozen": torch.ones(2), "count": torch.zeros(1, dtype=torch.int64)}
-    before["turned"] = torch.ones(2, dtype=torch.complex64)
-    after = before | {
-        "trained": torch.tensor([1.0, 1.0001]),
-        "count": before["count"] + 3,
-        "turned": before["turned"] + 1j,
-    }
     save_file(before, tmp_path / "initial")
-    save_file(after, tmp_path / "trained")
+    save_file(before | {"trained": torch.tensor([1.0, 1.0001]), "count": before["count"] + 3}, tmp_path / "trained")
     assert fixed_weights(tmp_path / "trained", tmp_path / "initial") == ["count", "frozen"]
 
 

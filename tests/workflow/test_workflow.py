@@ -15,7 +15,7 @@ MISTAKES = {
     "unknown key `worklods`; did you mean `workloads`?": ["--config", "worklods=[mlp]", "--", "all"],
     "there is no strategy 'fsdpp'; did you mean fsdp?": ["results/fsdpp/mlp.done"],
 }
-"""Words of the sentence that ends a call, and its arguments; tests/unit/test_call_runs.py has the others."""
+"""Words of the sentence that ends a call, and its arguments; tests/unit/test_bad_input.py has the others."""
 CALLS = {words: ["--profile", "workflow/profiles/local", *arguments] for words, arguments in MISTAKES.items()}
 CALLS |= {
     "no profile": ["-n", "all"],
