@@ -68,13 +68,16 @@ class Project:
     def job(self, kill_at=None, *, restart=False):
         """The run's job; returns the steps that it took."""
         self.kill_at, self.steps = kill_at, []
-        story = AttemptLog(RUN, self.output, store.fingerprint_of(self.data), self.initial)
         try:
-            assert job.train(RUN, story, ["shardlab", "train"], None, self.done, None, restart=restart) == 0
+            self.train(restart=restart)
         except Killed:
             assert not self.done.exists()
             assert not (self.output / "train.json").exists()
         return self.steps
+
+    def train(self, *, restart=False):
+        story = AttemptLog(RUN, self.output, store.fingerprint_of(self.data), self.initial)
+        assert job.train(RUN, story, ["shardlab", "train"], None, self.done, None, restart=restart) == 0
 
 
 @contextmanager
@@ -200,3 +203,38 @@ def test_why_an_attempt_ended(story, status, text, sentence):
     (log := story.log(tried(1))).parent.mkdir(parents=True)
     log.write_text(f"Root Cause (first observed failure):\n[0]:\n  time      : now\n  host      : here\n{text}")
     assert story.sentence(tried(1), status).startswith(sentence)
+
+
+def test_attempts_of_other_settings_are_others_and_with_those_of_before_the_run_goes_on(story, tmp_path):
+    with story.attempt() as attempt:
+        attempt.why = "stopped: SIGINT"
+    other = AttemptLog(tiny_run("mlp", epochs=9), story.folder, "d", tmp_path / "initial")
+    for number in (2, 3):
+        with other.attempt() as attempt:
+            attempt.why = FAILED
+            assert attempt.number == number
+    with pytest.raises(UserError, match="is given up"):
+        other.stop_if_no_progress()
+    again = AttemptLog(story.run, story.folder, "d", tmp_path / "initial")
+    again.stop_if_no_progress()
+    with again.attempt() as attempt:
+        assert (attempt.number, [each.number for each in again.own]) == (4, [1, 4])
+
+
+@pytest.mark.parametrize("last", ["mlp.done", "attempts.json", "train.json"])
+def test_a_kill_while_the_old_training_is_removed_loses_no_request(project, monkeypatch, last):
+    project.call(force=True)
+    real = snakemake_lock.Path.unlink
+
+    def unlink(path, missing_ok=False):
+        real(path, missing_ok=missing_ok)
+        if path.name == last:
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(snakemake_lock.Path, "unlink", unlink)
+        with pytest.raises(Killed):
+            project.train()
+    project.call()
+    assert project.job() == [0, 1, 2, 3]
+    assert TrainReport.read(project.output / "train.json", "").lost_steps == 0

@@ -2,13 +2,17 @@
 
 import math
 import os
+import subprocess
+import sys
 from unittest import mock
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from helpers.common import ROOT
 from shardlab.errors import UserError
+from shardlab.models import weights
 from shardlab.parallel import parallelize
 from shardlab.runtime import device, distributed
 from shardlab.runtime.batches import Step
@@ -16,29 +20,36 @@ from shardlab.settings.sites import SiteRuntime
 from shardlab.train.step import PendingStep
 
 
-def test_a_step_that_fp16_s_loss_scaler_left_out_is_counted_and_no_error():
-    def metrics(loss, scaled):
-        values = torch.tensor([loss, 0.0, 0.0, math.inf])
-        return PendingStep(Step(3, 0, 2, 2, 0.1, [], 0, validates=False), values, scaled=scaled).metrics()
-
-    assert not metrics(6.0, scaled=True).finite
-    with pytest.raises(UserError, match="gradient norm of step 3 is inf"):
-        metrics(6.0, scaled=False)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_step_that_fp16_s_loss_scaler_left_out_is_counted_and_no_error(scaled):
+    values = torch.tensor([6.0, 0.0, 0.0, math.inf])
+    pending = PendingStep(Step(3, 0, 2, 2, 0.1, [], 0, validates=False), values, scaled=scaled)
+    if not scaled:
+        with pytest.raises(UserError, match="gradient norm of step 3 is inf"):
+            pending.metrics()
+        return
+    assert not pending.metrics().finite
+    spoilt = PendingStep(pending.step, torch.tensor([math.nan, 0.0, 0.0, 1.0]), scaled=True)
     with pytest.raises(UserError, match="the loss of step 3 is nan"):
-        metrics(math.nan, scaled=True)
+        spoilt.metrics()
 
 
-def test_float32_is_float32_and_the_same_bits_are_asked_for():
+def test_float32_is_float32():
     """PyTorch lets convolutions round to TF32."""
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     distributed.start(SiteRuntime())
     assert not torch.backends.cudnn.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_the_same_bits_are_asked_for():
     with mock.patch.dict(os.environ):
-        device.deterministic()
-        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
+        try:
+            device.deterministic()
+            assert torch.are_deterministic_algorithms_enabled()
+            assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        finally:
+            torch.use_deterministic_algorithms(False)
 
 
 def test_a_selective_recomputation_computes_no_product_again():
@@ -50,3 +61,22 @@ def test_a_selective_recomputation_computes_no_product_again():
     with FlopCounterMode(display=False) as counted:
         model(x).sum().backward()
     assert counted.get_total_flops() == 3 * 2 * 5 * 8 * 8
+
+
+@pytest.mark.long
+def test_deepspeed_takes_no_gpu_where_the_site_says_cpu():
+    code = "import torch; torch.cuda.is_available = lambda: True; torch.cuda.device_count = lambda: 1; "
+    code += "from shardlab.parallel import zero; "
+    code += "from deepspeed.accelerator import get_accelerator; print(get_accelerator().device_name())"
+    paths = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
+    done = subprocess.run([sys.executable, "-c", code], env=paths, text=True, capture_output=True, check=True)
+    assert done.stdout.split()[-1:] == ["cpu"]
+
+
+def test_buffers_of_offloaded_weights_are_on_the_device():
+    model = torch.nn.BatchNorm1d(3)
+    for name, parameter in [*model.named_parameters()]:
+        setattr(model, name, torch.nn.Parameter(parameter.to("meta")))
+    weights.allocate(model, torch.device("cpu"), torch.device("meta"))
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert {buffer.device.type for buffer in model.buffers()} == {"meta"}

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+import zipfile
 
 import datasets
 import numpy as np
@@ -22,6 +23,7 @@ from shardlab.settings.types import DataSet, HubSource, Model
 
 REPO = "tester/some"
 SPLITS = {"train": "train", "validation": "validation", "test": "test"}
+PICTURES = {"columns": ["image", "label"]}
 
 
 @pytest.fixture
@@ -37,10 +39,14 @@ def raw(tmp_path):
     return tmp_path / "raw $HOME [a]*"
 
 
+def source(**settings):
+    return check(
+        HubSource, {"repo": REPO, "revision": "main", "columns": ["text"], "splits": SPLITS} | settings, "file"
+    )
+
+
 def data_set(**settings):
-    given = {"repo": REPO, "revision": "main", "columns": ["text"], "splits": SPLITS} | settings
-    hub = check(HubSource, given, "file")
-    return DataSet(name="mine", task="language_modelling", seed=0, options={}, reader="hub", hub=hub)
+    return DataSet(name="mine", task="language_modelling", seed=0, options={}, reader="hub", hub=source(**settings))
 
 
 def samples(raw, **settings):
@@ -64,6 +70,12 @@ def refusal(raw, **settings):
         samples(raw, **settings)
     assert not (raw / "download.json").exists()
     return str(caught.value)
+
+
+def picture(gray):
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((4, 4), gray, np.uint8)).save(buffer, "png")
+    return buffer.getvalue()
 
 
 def table(features, rows):
@@ -107,27 +119,35 @@ def test_reading_needs_a_whole_download_and_no_network(hub, raw):
         reader.read(data_set(), raw)
 
 
+def test_the_files_are_those_of_the_configuration_whatever_was_there_before(hub, raw):
+    configs = [repository(name, {split: {"text": [f"{name} {split}"]} for split in SPLITS}) for name in ("de", "fr")]
+    both = {path: content for each in configs for path, content in each.items()}
+    parts = [each["README.md"].split(b"configs:\n")[1].replace(b"  default: true\n---\n", b"") for each in configs]
+    hub.push(REPO, both | {"README.md": b"".join([b"---\nconfigs:\n", *parts, b"---\n"])})
+    assert "'de', 'fr'" in refusal(raw)
+    samples(raw, config="de")
+    assert samples(raw, config="fr")["test"] == [("fr test",)]
+    later = json.loads((raw / "download.json").read_text())
+    assert later["files"].keys() == {f"fr/{split}-00000-of-00001.parquet" for split in SPLITS}
+
+
 def test_pictures_in_folders_can_be_moved_and_reading_writes_nothing(hub, raw, tmp_path):
-    files = {}
-    for path, gray in {"a/0": 10, "a/1": 20, "b/0": 30, "b/1": 40}.items():
-        Image.fromarray(np.full((4, 4), gray, np.uint8)).save(buffer := io.BytesIO(), "png")
-        files |= {f"{split}/{path}.png": buffer.getvalue() for split in SPLITS}
-    hub.push(REPO, files)
-    data = data_set(columns=["image", "label"])
-    hub_download.download(data, raw)
+    grays = {"a/0": 10, "a/1": 20, "b/0": 30, "b/1": 40}
+    hub.push(REPO, {f"{split}/{path}.png": picture(gray) for split in SPLITS for path, gray in grays.items()})
+    hub_download.download(data_set(**PICTURES), raw)
     moved = shutil.move(raw, tmp_path / "moved")
     before = {path: path.stat().st_mtime_ns for path in moved.rglob("*")}
-    rows = reader.read(data, moved)["train"]
+    rows = reader.read(data_set(**PICTURES), moved)["train"]
     assert [(each.getpixel((0, 0)), label) for each, label in rows] == [(10, 0), (20, 0), (30, 1), (40, 1)]
     assert {path: path.stat().st_mtime_ns for path in moved.rglob("*")} == before
 
 
-def model(revision):
+def model(revision, pretrained=True):
     settings = {"args": {}, "blocks": [], "segments": 0, "tensor": {}, "folder": "data/models/some"}
-    return Model(name=f"hf:{REPO}", repo=REPO, revision=revision, pretrained=True, **settings)
+    return Model(name=f"hf:{REPO}", repo=REPO, revision=revision, pretrained=pretrained, **settings)
 
 
-def test_a_models_folder_has_no_weights_of_another_revision(hub, raw):
+def test_a_models_folder_has_no_weights_of_another_revision(hub, raw, monkeypatch):
     files = {"config.json": b"{}", "notes.md": b"no", "onnx/model.safetensors": b"no"}
     one = hub.push(REPO, files | {"model.safetensors": b"one"})
     shards = {f"model-0000{i}-of-00002.safetensors": b"%d" % i for i in (1, 2)}
@@ -137,6 +157,10 @@ def test_a_models_folder_has_no_weights_of_another_revision(hub, raw):
         assert manifest["files"].keys() == expected | {"config.json"}
         there = {path.name for path in raw.iterdir() if not path.name.startswith(".")}
         assert there == expected | {"config.json", "download.json", "first_download.json"}
+    # As without a connection in the middle: the client is then content with what is there.
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, local_dir, **__: local_dir)
+    with pytest.raises(UserError, match=r"config\.json of tester/some was not downloaded"):
+        hub_download.download_model(model(one), raw)
 
 
 # Splits
@@ -164,11 +188,21 @@ def test_rows_are_held_out_of_train_for_any_split(hub, raw):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        # By the settings alone.
         ({"splits": {"train": "train", "test": "test"}}, "`holdout: {validation: 1000}`"),
         ({"holdout": {"validation": 5}}, "validation is given by `splits` (validation) and by `holdout`"),
+        ({"splits": SPLITS | {"test": "train[:10]"}}, "train (train) and test (train[:10]) have rows in common"),
         ({"splits": SPLITS | {"train": "train[:180%]"}}, "'train[:180%]' is no split"),
-        # By what the repository has.
+    ],
+)
+def test_splits_that_cannot_be_are_refused_by_the_settings_alone(settings, words):
+    with pytest.raises(UserError) as caught:
+        source(**settings)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
         ({"splits": SPLITS | {"validation": "valid"}}, "there is no split 'valid'; did you mean validation?"),
         (
             {"splits": SPLITS | {"train": "train[:15]", "test": "train[60%:]"}},
@@ -178,7 +212,7 @@ def test_rows_are_held_out_of_train_for_any_split(hub, raw):
         ({"columns": ["txt"]}, "there is no column 'txt'; did you mean text?"),
     ],
 )
-def test_splits_and_columns_that_there_cannot_be(hub, raw, settings, words):
+def test_what_the_repository_does_not_have_is_one_sentence(hub, raw, settings, words):
     hub.push(REPO, numbered())
     assert words in refusal(raw, **settings)
 
@@ -186,11 +220,26 @@ def test_splits_and_columns_that_there_cannot_be(hub, raw, settings, words):
 # Columns
 
 
+def test_columns_that_nobody_named_are_not_decoded(hub, raw):
+    broken = {"bytes": b"no picture", "path": None}
+    features = {"text": datasets.Value("string"), "image": datasets.Image(), "sound": datasets.Audio()}
+    content = table(features, [{"text": "a", "image": broken, "sound": broken}])
+    hub.push(REPO, {f"data/{split}-0.parquet": content for split in SPLITS})
+    assert samples(raw)["train"] == [("a",)]
+
+
 def test_a_field_of_a_column_is_named_by_its_path(hub, raw):
     columns = {"translation": [{"en": "a dog", "de": "ein Hund"}], "note.of": ["x"]}
     hub.push(REPO, repository("default", dict.fromkeys(SPLITS, columns)))
     assert samples(raw, columns=["translation.de", "note.of", "translation.en"])["test"] == [("ein Hund", "x", "a dog")]
     assert "no column 'translation.fr'; did you mean translation.en?" in refusal(raw, columns=["translation.fr"])
+
+
+def test_a_field_that_not_every_line_has_is_missing_there(hub, raw):
+    lines = [{"pair": {"en": "a", "of": 1}}, {"pair": None}, {"pair": {"de": "b"}}]
+    text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    hub.push(REPO, {f"{split}.jsonl": text for split in SPLITS})
+    assert samples(raw, columns=["pair.en", "pair.de"])["train"] == [("a", None), (None, None), (None, "b")]
 
 
 def test_classes_that_have_other_names_in_another_file_are_refused(hub, raw):
@@ -205,14 +254,56 @@ def test_classes_that_have_other_names_in_another_file_are_refused(hub, raw):
     assert samples(raw, columns=["text"])["train"][0] == ("x",)
 
 
+def test_a_comma_too_many_at_the_end_of_each_row_shifts_no_column(hub, raw):
+    text = b'question,answer,of\nwhat is 0?,"0, or ""0""",book 0,\n'
+    hub.push(REPO, {f"{split}.csv": text for split in SPLITS})
+    assert samples(raw, columns=["question", "answer"])["test"] == [("what is 0?", '0, or "0"')]
+
+
+def test_pictures_in_an_archive_are_read_from_it(hub, raw):
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        lines = '{"file_name": "a.png", "label": 4}\n{"file_name": "b.png", "label": 2}\n'
+        for name, content in {"a.png": picture(10), "b.png": picture(30), "metadata.jsonl": lines}.items():
+            file.writestr(name, content)
+    hub.push(REPO, {f"{split}.zip": archive.getvalue() for split in SPLITS})
+    found = samples(raw, **PICTURES)["train"]
+    assert [(image.getpixel((0, 0)), label) for image, label in found] == [(10, 4), (30, 2)]
+
+
 # Errors
 
 
-def test_a_picture_that_cannot_be_read_is_named(hub, raw):
-    content = table({"image": datasets.Image()}, [{"image": {"bytes": b"<html>", "path": None}}])
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ({"bytes": b"<html>", "path": None}, ", row 0, column image: cannot identify image file"),
+        ({"bytes": None, "path": "/etc/hostname"}, ": the data of column image lies outside of the repository, at"),
+    ],
+)
+def test_a_picture_that_cannot_be_read_is_named(hub, raw, image, words):
+    content = table({"image": datasets.Image()}, [{"image": image}])
     hub.push(REPO, {f"{split}.parquet": content for split in SPLITS})
-    with pytest.raises(UserError, match=r"^data set mine: split train of tester/some, row 0, column image: cannot "):
+    with pytest.raises(UserError) as caught:
         samples(raw, columns=["image"])
+    assert str(caught.value).startswith(f"data set mine: split train of tester/some{words}")
+
+
+PARQUET = "default/test-00000-of-00001.parquet"
+COMMAS = dict.fromkeys(("train.csv", "validation.csv"), b"text,of,by\n0,0,a\n")
+COMMAS |= {"test.csv": b"text,of,by\n0,0,a\n0,0,a,b\n"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (numbered() | {PARQUET: b"<html>" * 9}, "split test .* as parquet: Parquet magic bytes not found"),
+        (COMMAS, "split test .* Expected 3 fields in line 3, saw 4"),
+    ],
+)
+def test_a_file_that_is_none_is_one_sentence(hub, raw, content, words):
+    hub.push(REPO, content)
+    assert re.search(words, refusal(raw))
 
 
 def test_what_is_gated_is_read_with_the_user_s_token_or_asks_for_a_login(hub, raw, monkeypatch):

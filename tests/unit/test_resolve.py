@@ -45,3 +45,19 @@ def test_the_matrix_resolves_with_every_size_and_data(size, data):
     planned, _ = resolve.matrix(load.config({"size": size, "data": data}))
     assert len(planned) == 62
     assert {run.data.hub is not None for run in planned if run.workload != "mlp"} == {data == "hub"}
+
+
+def test_workloads_may_not_share_a_data_set_with_different_options(monkeypatch):
+    good = load.workload
+    vit = good("vit")
+    size = vit.sizes["small"].model_copy(update={"data": {"rows": 9}})
+    monkeypatch.setattr(
+        load,
+        "workload",
+        lambda name: vit.model_copy(update={"sizes": {"small": size}}) if name == "vit" else good(name),
+    )
+    with pytest.raises(
+        UserError,
+        match=r"vit.yaml: .* prepares a data set digits, with nothing as options.rows, and this one with 9",
+    ):
+        resolve.matrix(load.config({}))

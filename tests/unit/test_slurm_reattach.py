@@ -1,5 +1,7 @@
 """What this project changes in the executor plugin: it is still the plugin that was changed, and does what is said."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,12 @@ from shardlab.runs import slurm, slurm_reattach
 SCRIPT = """#!/bin/sh
 python -m snakemake --snakefile Snakefile --target-jobs 'train:strategy=fsdp_tp,workload=llama2' --nolock
 """
+
+
+def test_the_plugin_is_the_one_that_is_known(monkeypatch):
+    assert snakemake_slurm.incompatibility(plugin) is None
+    monkeypatch.setattr(plugin.Executor, "run_job", lambda self, job, more: None)
+    assert "has a different run_job than this project knows" in snakemake_slurm.incompatibility(plugin)
 
 
 def job(strategy, workload):
@@ -43,6 +51,12 @@ def silent(monkeypatch):
     return state
 
 
+def test_a_job_of_an_earlier_call_is_known_by_its_script_not_by_its_comment(silent, tmp_path):
+    silent.fail = 0
+    assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp_tp", "llama2")) == "7"
+    assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp", "tp_llama2")) is None
+
+
 @pytest.mark.parametrize(
     ("state", "lives"),
     [
@@ -56,7 +70,6 @@ def test_a_queue_that_does_not_answer_for_a_moment_is_asked_again(silent, tmp_pa
     assert slurm.in_queue("Slurm job 7") == lives
     silent.calls = 0
     assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp_tp", "llama2")) == ("7" if lives else None)
-    assert slurm_reattach.live_job(tmp_path, "shardlab-1", job("fsdp", "tp_llama2")) is None, "of the same comment"
 
 
 def test_a_queue_that_does_not_answer_is_not_an_empty_one(silent, tmp_path):
@@ -72,12 +85,19 @@ def test_a_queue_that_does_not_answer_is_not_an_empty_one(silent, tmp_path):
 
 
 def test_jobs_that_slurm_forgot_or_preempted_for_good_end():
-    states, jobs = {"1": "RUNNING", "2": "PREEMPTED"}, ({"1", "2", "3"}, {})
-    found = [slurm_reattach.resolve_lost_jobs(states, *jobs) for _ in range(slurm_reattach.PATIENCE + 1)]
-    assert found == [states] * slurm_reattach.PATIENCE + [{"1": "RUNNING", "2": "FAILED", "3": "UNKNOWN"}]
+    absent, followed = {}, {"1", "2", "3"}
+    states = {"1": "RUNNING", "2": "PREEMPTED"}
+    for _ in range(slurm_reattach.PATIENCE):
+        assert slurm_reattach.resolve_lost_jobs(states, followed, absent) == states
+    assert slurm_reattach.resolve_lost_jobs(states, followed, absent) == {"1": "RUNNING", "2": "FAILED", "3": "UNKNOWN"}
+    slurm_reattach.resolve_lost_jobs({"1": "RUNNING", "2": "PENDING", "3": "RUNNING"}, followed, absent)
+    assert absent == {}, "a job that came back starts anew"
 
 
-@pytest.mark.parametrize(("left", "seconds"), [("1-02:03:04", 93784), ("19:58", 1198), ("UNLIMITED", None)])
+@pytest.mark.parametrize(
+    ("left", "seconds"),
+    [("1-02:03:04", 93784), ("19:58", 1198), ("UNLIMITED", None)],
+)
 def test_time_that_is_left(monkeypatch, left, seconds):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
@@ -91,6 +111,7 @@ def test_time_that_is_left(monkeypatch, left, seconds):
         (slurm.TIME_LIMIT, "Requeue=1 PreemptTime=None", True),
         ("SIGTERM", "Requeue=1 PreemptTime=None", False),
         ("SIGTERM", "Requeue=1 StartTime=2026-01-01T00:00:00 PreemptTime=2026-01-01T00:10:00", True),
+        ("SIGTERM", "Requeue=1 StartTime=2026-01-01T00:20:00 PreemptTime=2026-01-01T00:10:00", False),
         (slurm.TIME_LIMIT, "Requeue=0 PreemptTime=None", False),
     ],
 )
@@ -100,6 +121,36 @@ def test_what_was_cancelled_does_not_come_back(monkeypatch, why, shown, expected
     assert slurm.requeue(why) == expected
 
 
-def test_the_plugin_is_the_one_that_is_changed():
-    """What the patched executor does tests/cluster/test_interruptions.py shows."""
-    assert snakemake_slurm.incompatibility(plugin) is None
+def test_the_patched_executor_follows_a_job_and_submits_nothing_while_slurm_is_silent(monkeypatch, tmp_path, silent):
+    """On a copy of the plugin's classes, since a patch stays for as long as the process does."""
+    silent.fail = 0
+    copy = SimpleNamespace(
+        Executor=type("Executor", (), {name: getattr(plugin.Executor, name) for name in snakemake_slurm.NEEDED}),
+        SubmittedJobInfo=plugin.SubmittedJobInfo,
+        get_job_wildcards=lambda job: "fsdp_tp_llama2",
+        query_job_status=None,
+    )
+    copy.Executor.__post_init__ = lambda self, test_mode=False: setattr(self, "_failed_nodes", set())
+    monkeypatch.setitem(sys.modules, snakemake_slurm.PLUGIN, copy)
+    slurm_reattach.install(tmp_path)
+    executor = copy.Executor()
+    executor.__post_init__()
+    assert executor.run_uuid == slurm_reattach.name_of(tmp_path)
+    reported = []
+    executor.logger, executor.slurm_logdir = SimpleNamespace(info=reported.append), tmp_path
+    executor._report_job_submission_threadsafe = reported.append
+    executor._report_job_error_threadsafe = lambda info, msg: reported.append(msg)
+    requested = job("fsdp_tp", "llama2")
+    requested.jobid = 3
+    executor.run_job(requested)
+    assert reported[0] == "Job 3 is Slurm job 7 of an earlier call; following it."
+    assert (reported[1].external_jobid, reported[1].aux["slurm_logfile"].name) == ("7", "7.log")
+    silent.calls, silent.fail = 0, 99
+    executor.run_job(requested)
+    assert "Slurm does not answer" in reported[2], "and nothing was submitted"
+
+
+def test_a_query_of_the_plugin_that_does_not_end_has_failed():
+    with pytest.raises(subprocess.CalledProcessError):
+        snakemake_slurm.limited(0.1)("exec sleep 9", shell=True, text=True, stderr=subprocess.PIPE)
+    assert snakemake_slurm.limited(9)("echo n1", shell=True, text=True) == "n1\n"

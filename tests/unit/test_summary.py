@@ -9,10 +9,10 @@ from helpers.reports import BYTES, STEP, finished, planned, with_twins
 from shardlab.cli import summarize
 from shardlab.errors import UserError
 from shardlab.records.expert_choices import encode
-from shardlab.records.reports import TestReport, Twin, WeightsReport
+from shardlab.records.reports import InitialReport, TestReport, Twin, WeightsReport
 from shardlab.report import summary, summary_markdown
-from shardlab.report.verdict import flips, judge, verdict
-from shardlab.settings import load, run_identity
+from shardlab.report.verdict import expected, flips, judge, verdict
+from shardlab.settings import load, model_rules, run_identity
 from shardlab.settings.precisions import PRECISIONS
 
 
@@ -256,3 +256,15 @@ def test_memory_in_the_table_is_that_of_the_fullest_rank(tmp_path):
     row = summary.collect([run], tmp_path, 0).iloc[0]
     assert (row.tensor_bytes, row.optimizer_bytes, row.gradients_bytes, row.peak_memory_bytes) == (80, 50, 40, 300)
     assert (row.predicted_memory_bytes, row.memory_error, row.predicted_bytes_per_step) == (60, -0.25, 9)
+
+
+def test_what_makes_a_model_unequal_is_said_where_runs_are(tmp_path):
+    single, ddp = tiny_run("mlp"), tiny_run("mlp", "ddp")
+    identity, seen = run_identity.identity_of(single, "d"), {"random": ["drop"]}
+    (note,) = model_rules.notes(ddp, seen)
+    finished(tmp_path, single)
+    for loss, initial, said in ((3.0, "i", f"Expected: {note}"), (3.0, "of others", ""), (2.0, "i", "")):
+        finished(tmp_path, ddp, loss=loss)
+        made = InitialReport(identity=identity, weights=initial, parameters=1, loss=9.0, properties=seen)
+        made.write(tmp_path / "init/mlp.json")
+        assert expected(judge(summary.collect([single, ddp], tmp_path, 0))) == said

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from helpers import transformers_models
 from helpers.common import tiny_run
@@ -56,6 +56,18 @@ def theirs(tmp_path):
     return write
 
 
+def unigram(*, special):
+    """As of T5, with the special tokens among its pieces or without."""
+    pieces = {"\u2581": -2.0, "a": -3.0, "<": -4.0, "/": -4.0, "s": -4.0, ">": -4.0, "s>": -5.0, "p": -4.0, "d": -4.0}
+    first = ["<pad>", "</s>", "<unk>"]
+    vocabulary = [(name, 0.0 if special or name == "<unk>" else -99.0) for name in first] + [*pieces.items()]
+    made = Tokenizer(models.Unigram(vocabulary, unk_id=2))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    if special:
+        made.add_special_tokens(first)
+    return made
+
+
 def test_special_tokens_written_in_a_text_are_text(tmp_path):
     texts = ["a <eos> then <pad>and <bos>", "b", "<eos><eos>"] * 9
     manifest, arrays = prepare(tmp_path, [(text,) for text in texts], sequence_length=1)
@@ -70,12 +82,29 @@ def test_special_tokens_written_in_a_text_are_text(tmp_path):
     assert tokenizer.encode("<eos>").ids == [2], "the stored tokenizer is the usual one"
 
 
-def test_what_is_no_text_or_does_not_fit_its_options(tmp_path):
+def test_special_tokens_that_are_pieces_of_a_unigram_vocabulary(tmp_path, theirs):
+    texts = ["a </s> a<pad>", "</s>a"]
+    folder = theirs("t5", unigram(special=True))
+    manifest, arrays = prepare(tmp_path, [(text, "a") for text in texts], "summarization", tokenizer=folder)
+    plain = unigram(special=False)
+    expected = [token for text in texts for token in [*plain.encode(text).ids, 1]]
+    assert arrays["document"].tolist() == expected
+    assert manifest["counts"]["test"]["special tokens written in a text, encoded as text"] == 3
+    stored = json.loads((tmp_path / "made/tokenizer.json").read_text())
+    assert stored["model"]["vocab"][1] == ["</s>", 0.0]
+
+
+def test_what_is_no_text(tmp_path):
     """Of train, which a vocabulary is learned from, and of a split that is only encoded."""
     said = refusal(tmp_path, [("abc",), (None,)])
-    assert said.startswith("data set mine, split train, row 1: it has None, of type NoneType, where a text should be")
+    assert said.startswith(
+        "data set mine, split train, row 1: it has None, of type NoneType, where a text should be (in"
+    )
     said = refusal(tmp_path, [("abc",)] * 9, test=[("abc",), ("ab\udce9",)])
     assert said.startswith("data set mine, split test, row 1: character 2 of a text is the lone surrogate U+DCE9")
+
+
+def test_options_that_the_samples_do_not_fit(tmp_path):
     assert "set it to at least that number" in refusal(tmp_path, [("abc",)], vocab_size=100)
     assert "prompt has no {instruction}" in refusal(tmp_path, [("a", "b")], "instruction_tuning", prompt="Q")
 
@@ -90,6 +119,7 @@ def added(*tokens):
     ("tokenizer", "model", "options", "words"),
     [
         (added("zz"), {}, {}, ["the token 'zz' of a text has the id 300", "vocab_size 300; use", "embeddings(301)"]),
+        (None, {}, {"vocab_size": 20}, ["the workload has vocab_size 20; ", " another vocab_size: 300."]),
         (None, {"eos_token_id": 50256}, {}, ["the end token has the id 50256", "config.json has vocab_size 300"]),
     ],
 )
@@ -107,15 +137,21 @@ def test_keys_that_the_workload_changes_are_those_of_the_model(tmp_path, theirs)
     assert prepare(tmp_path, [("a",)] * 9, tokenizer=folder, model=changes)[0]["special_tokens"]["end"] == 7
 
 
-def test_models_take_the_lengths_that_they_have_positions_for(tmp_path):
-    # Of RoBERTa the first position has the number after that of padding, 1.
-    for kind, name, most in (("gpt2", "sequence_length", 12), ("roberta", "sequence_length", 10)):
-        keys = {"model_type": kind, "n_positions": 12, "max_position_embeddings": 12, "pad_token_id": 1}
-        (tmp_path / "config.json").write_text(json.dumps(keys))
-        read = model_config.ModelConfig(tmp_path, {})
-        read.check_lengths({name: most})
-        with pytest.raises(UserError, match=f"{name} is {most + 1}, but the model has {most} positions"):
-            read.check_lengths({name: most + 1})
+@pytest.mark.parametrize(
+    ("kind", "name", "most"),
+    [
+        ("gpt2", "sequence_length", 12),
+        ("roberta", "sequence_length", 10),  # the first position has the number after that of padding, 1
+        ("bart", "document_tokens", 12),
+    ],
+)
+def test_models_take_the_lengths_that_they_have_positions_for(tmp_path, kind, name, most):
+    keys = {"model_type": kind, "n_positions": 12, "max_position_embeddings": 12, "pad_token_id": 1}
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    read = model_config.ModelConfig(tmp_path, {})
+    read.check_lengths({name: most})
+    with pytest.raises(UserError, match=f"{name} is {most + 1}, but the model has {most} positions"):
+        read.check_lengths({name: most + 1})
     model_config.ModelConfig(tmp_path, {"model_type": "llama"}).check_lengths({name: 99})  # positions are computed
 
 
@@ -201,18 +237,37 @@ def test_the_targets_of_a_conversation_are_the_assistants_turns(tmp_path, chat, 
     assert "tokenizer.json has dropout 0.5, which draws other tokens each time" in capsys.readouterr().out
 
 
-def test_conversations_whose_turns_are_not_known(tmp_path, chat):
-    last = PLAIN.replace("{% endfor %}", "{% if loop.last and m.role == 'assistant' %}x{% endif %}{% endfor %}")
-    for template, messages, words in (
+@pytest.mark.parametrize(
+    ("template", "messages", "words"),
+    [
         (MARKED, CHAT, "special tokens are written in a message, which marks of the turns do not allow"),
         (PLAIN, [{"from": "human", "value": "one"}], "'value': 'one'}, which has no `role`"),
-        (last, CHAT[3:] * 2, "mark the assistant's turns"),
-    ):
-        options = {"sequence_length": 128, "vocab_size": None, "tokenizer": chat(template)}
-        assert words in refusal(tmp_path, [(messages,)], "instruction_tuning", **options)
+        (
+            PLAIN.replace("{% endfor %}", "{% if loop.last and m.role == 'assistant' %}x{% endif %}{% endfor %}"),
+            CHAT[3:] * 2,
+            "mark the assistant's turns",
+        ),
+    ],
+)
+def test_conversations_whose_turns_are_not_known(tmp_path, chat, template, messages, words):
+    options = {"sequence_length": 128, "vocab_size": None, "tokenizer": chat(template)}
+    assert words in refusal(tmp_path, [(messages,)], "instruction_tuning", **options)
 
 
-def test_special_tokens_of_a_prompt_are_tokens(tmp_path, chat):
+def test_messages_need_a_chat_template_and_its_date_is_that_of_no_day(tmp_path, theirs, chat, capsys):
+    options = {"sequence_length": 128, "vocab_size": None, "tokenizer": theirs("llama")}
+    said = refusal(tmp_path, [(CHAT,)], "instruction_tuning", **options)
+    assert "model has no chat template, which messages need: name a model that has one" in said
+    said = refusal(tmp_path, [(CHAT,)], "instruction_tuning")
+    assert "messages are for task instruction_tuning with a transformers model" in said
+    options["tokenizer"] = chat("{{ strftime_now('%d %b %Y') }}" + PLAIN)
+    _, arrays = prepare(tmp_path, [(CHAT,)], "instruction_tuning", **options)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "made/tokenizer.json"))
+    assert tokenizer.decode(arrays["inputs"][0]).startswith("26 Jul 2024system")
+    assert "writes the date, which is 2024-07-26 in all conversations" in capsys.readouterr().out
+
+
+def test_special_tokens_of_a_prompt_or_prefix_are_tokens(tmp_path, chat):
     """What a server sends: the tokens of the whole text, but what is asked is text."""
     options = {"vocab_size": None, "tokenizer": chat("")}
     prompt = "<|start|>user\n{instruction}<|end|>\n<|start|>assistant\n"
@@ -223,3 +278,7 @@ def test_special_tokens_of_a_prompt_are_tokens(tmp_path, chat):
     assert made["inputs"][0][: len(whole)].tolist() == whole
     assert [sum(row == 301) for row in made["inputs"][:2] * (made["positions"][:2] > 0)] == [1, 1]
     assert (made["inputs"][2] == 300).sum() == 2
+    options["prefix"] = "<|start|>"
+    _, made = prepare(tmp_path / "other", [("a<|end|>", "b")], "summarization", **options)
+    assert made["document"][0] == 300
+    assert (made["document"] == 301).sum() == 1, "the end token alone"
