@@ -52,13 +52,13 @@ def newest(folder):
     return manifest.place(folder, 2)
 
 
-def job(run, data, weights, output, fault="", resume=None, evaluate=None, capture=False, like=None):
+def job(run, data, weights, output, resume=None, evaluate=None, capture=False, like=None):
     """What worker.py takes; makes the folder ``output``. ``capture``: the first steps, ``like``: see capture.py."""
     output.mkdir()
     paths = {"data": data, "weights": weights, "output": output, "resume": resume, "evaluate": evaluate}
     runs = {"run": run.model_dump(), "like": like and like.model_dump()}
     paths = {name: path and str(path) for name, path in paths.items()}
-    return runs | {"fault": fault, "capture": capture} | paths
+    return runs | {"capture": capture} | paths
 
 
 def reference_captures(run, like, data, folder):

@@ -1,6 +1,5 @@
 """A checkpoint of any strategy, continued by any other on any number of ranks, ends where an uninterrupted run ends."""
 
-import shutil
 from collections import defaultdict
 
 import pytest
@@ -109,22 +108,16 @@ def test_master_weights_are_part_of_a_checkpoint(folder, name):
         assert any(not value.equal(value.bfloat16().float()) for value in ours.values())
 
 
-@pytest.mark.parametrize("pair", [("hsdp", "tp_sp", "vit", 2)])
+@pytest.mark.parametrize("pair", SHORT[1:2])
 def test_a_checkpoint_of_something_else_is_refused(folder, pair, tiny_data, tmp_path):
-    def resume(workload, checkpoint, **recipe):
-        run = tiny_run(workload, **(GROUPS if workload == "vit" else {}), **recipe)
-        save_initial(run, initial := tmp_path / "initial")
-        loop.train(run, tiny_data / workload, initial, tmp_path / "out", {}, loop.TrainOptions(resume=checkpoint))
-
     of_vit = newest(folder / "hsdp-half-vit-float64")
-    for workload, recipe, words in (
-        ("mlp", {"dtype": "float32"}, "a different workload: vit, and this run has mlp"),
-        ("vit", {"optimizer": {"name": "adadelta"}}, "recipe.optimizer.name: adam, and this run has adadelta"),
-        ("vit", {"max_steps": 1}, "is at step 2, beyond this run's 1 steps; raise max_steps"),
+    for workload, optimizer, words in (
+        ("mlp", "sgd", "a different workload: vit, and this run has mlp"),
+        ("vit", "adadelta", "recipe.optimizer.name: adam, and this run has adadelta"),
     ):
+        run = tiny_run(
+            workload, dtype="float64", optimizer={"name": optimizer}, **(GROUPS if workload == "vit" else {})
+        )
+        save_initial(run, initial := tmp_path / "initial")
         with pytest.raises(UserError, match=words):
-            resume(workload, of_vit, **{"dtype": "float64"} | recipe)
-    damaged = shutil.copytree(of_vit, tmp_path / "damaged")
-    next((damaged / "shards").iterdir()).unlink()
-    with pytest.raises(UserError, match=r"shard-.* is missing from its checkpoint"):
-        resume("vit", damaged, dtype="float64")
+            loop.train(run, tiny_data / workload, initial, tmp_path / "out", {}, loop.TrainOptions(resume=of_vit))
