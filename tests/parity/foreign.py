@@ -23,27 +23,16 @@ RECIPE = {"optimizer": ADAMW, "max_grad_norm": 1.0}
 class LowRankChain(Chain):
     """A frozen first stage, split layers of which one is frozen, LoRA, and saved buffers of several types."""
 
-    class Heads(nn.Module):
-        """A product per head, whose gradient has other strides than the weight where nothing copies it."""
-
-        def __init__(self, width: int, rank: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(rank, 4, width // 4) / width**0.5)
-
-        def forward(self, h: Tensor) -> Tensor:
-            return torch.einsum("bnd,hnd->bh", h.unflatten(-1, (4, -1)), self.weight)
-
     class Adapted(nn.Module):
         def __init__(self, width: int, rank: int) -> None:
             super().__init__()
             self.base = nn.Linear(width, width).requires_grad_(False)
-            self.down, self.up = LowRankChain.Heads(width, rank), nn.Linear(rank, width, bias=False)
+            self.down, self.up = (nn.Linear(*sizes, bias=False) for sizes in ((width, rank), (rank, width)))
             self.register_buffer("ident", torch.tensor([2**24 + 1]))
-            self.register_buffer("keep", torch.arange(width) % 3 != 1)
             self.register_buffer("turn", torch.exp(1j * torch.linspace(0.1, 3, width // 2)))
 
         def forward(self, h: Tensor) -> Tensor:
-            h = (self.base(h) + self.up(self.down(h))) * self.keep * (1 + self.ident % 2)
+            h = (self.base(h) + self.up(self.down(h))) * (1 + self.ident % 2)
             pairs = torch.view_as_complex(h.to(self.turn.real.dtype).unflatten(-1, (-1, 2)))
             return torch.view_as_real(pairs * self.turn).flatten(-2).to(h.dtype)
 
