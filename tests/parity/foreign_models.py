@@ -351,18 +351,6 @@ class UnsavedRandomValues(Layers):
         self.scale = random.uniform(0.5, 2)
 
 
-@foreign("refused", every="refused: first.weight of model lazy_layer has no shape yet")
-class LazyLayer(Layers):
-    def more(self, inputs):
-        self.first = nn.LazyLinear(16)
-
-
-@foreign("refused", every="refused: buffer target of model alias_of_weight is the memory of first.weight")
-class AliasOfWeight(Layers):
-    def more(self, inputs):
-        self.register_buffer("target", self.first.weight.detach())
-
-
 @foreign("refused", every="refused: hooks on parameters (first.weight)")
 class GradientHook(Layers):
     def more(self, inputs):

@@ -101,7 +101,9 @@ def test_what_to_do_about_a_strategy_that_differs():
     proofs = [prove.Proof("tp", "equal"), prove.Proof("pp", "differs"), prove.Proof("cp", "refused")]
     do = "pp: a stage gets less than the layers read: leave `pp` out, or use tp."
     assert proof_table.summary(proofs) == [do, "1 equal, 1 differs, 1 refused"]
-    assert "leave `ep` out, or use cp" in proof_table.remedy(prove.Proof("fsdp_ep_cp", "differs"), ["cp"]), "not the equal axis"
+    assert "leave `ep` out, or use cp" in proof_table.remedy(prove.Proof("fsdp_ep_cp", "differs"), ["cp"]), (
+        "not the equal axis"
+    )
     proof = prove.Proof("ddp", "differs", f"x{prove.OWN_STATISTICS}")
     assert proof_table.remedy(proof, []) == "set recipe.sync_batch_norm, or train on one device"
 

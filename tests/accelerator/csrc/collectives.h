@@ -181,6 +181,18 @@ struct Collectives final : c10d::Backend {
     return enqueued(c10d::OpType::ALLGATHER, inputs, flat(outputs), options.asyncOp, 1,
                     [&] { return gloo->allgather(into, from, options); });
   }
+  Started gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    auto into = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return enqueued(c10d::OpType::GATHER, inputs, flat(outputs), options.asyncOp, 1,
+                    [&] { return gloo->gather(into, from, options); });
+  }
+  Started scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
+    auto into = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return enqueued(c10d::OpType::SCATTER, flat(inputs), outputs, options.asyncOp, 1,
+                    [&] { return gloo->scatter(into, from, options); });
+  }
   Started _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
     auto into = on_cpu(output), from = on_cpu(input);
     return enqueued(c10d::OpType::_ALLGATHER_BASE, {input}, {output}, options.asyncOp, 1,
