@@ -44,9 +44,7 @@ def trained_in_halves(server, tiny_data, folder, run_of, halves):
     ``halves``: context in which one device draws them.
     """
     run = run_of("tp")
-    group = Group(server, folder, tiny_data)
-    group.add("tp", run)
-    group.start(2)
+    Group(server, folder, tiny_data).train([("tp", run)])
     initial = folder / f"{run.workload}-float64.safetensors"
     with halves:
         loop.train(run_of("single"), tiny_data / run.workload, initial, folder / "single", {})

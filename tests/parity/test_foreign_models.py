@@ -4,7 +4,6 @@ That the others are refused tests/unit/test_contents.py shows.
 """
 
 import json
-from collections import defaultdict
 from dataclasses import dataclass
 
 import foreign
@@ -86,19 +85,11 @@ def results(request, server, tmp_path_factory, tiny_data):
     """Folder with the trainings of the cases."""
     data = tmp_path_factory.mktemp("data")
     group = Group(server, tmp_path_factory.mktemp("foreign"), data)
-    by_ranks = defaultdict(list)
-    for case in chosen(request):
-        by_ranks[case.run().world_size].append(case)
-        if not (data / case.model).exists():
-            (data / case.model).symlink_to(tiny_data / foreign.DATA)
-    for ranks, cases in by_ranks.items():
-        for case in cases:
-            group.add(case.name, case.run())
-        group.start(ranks)
-        for case in cases:
-            if case.resumed:
-                group.add(f"{case.name}-resumed", case.run(), resume=case.name)
-        group.start(ranks)
+    cases = chosen(request)
+    for name in {case.model for case in cases}:
+        (data / name).symlink_to(tiny_data / foreign.DATA)
+    group.train((case.name, case.run()) for case in cases)
+    group.train((f"{case.name}-resumed", case.run(), case.name) for case in cases if case.resumed)
     return group.folder
 
 

@@ -6,7 +6,6 @@ and 1e-4 at the test loss. What else the suite claims of a training is asserted 
 
 import json
 import math
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -35,18 +34,13 @@ PLANNED = {
 @pytest.fixture(scope="module")
 def results(request, server, tmp_path_factory, tiny_data):
     """Folder with the results of the requested cases and of their references."""
-    group = Group(server, tmp_path_factory.mktemp("parity"), tiny_data)
-    by_ranks = defaultdict(list)
-    for case in chosen(request):
-        by_ranks[case.run().world_size, case.native].append(case)
-        group.add(case.reference.name, case.reference.run())
-    group.start(1)
-    for (ranks, _), cases in by_ranks.items():
-        for case in cases:
-            group.add(case.name, case.run())
-            if case.plain and case in EQUAL:
-                group.add(f"{case.name}-test", case.run(), evaluate=case.reference.name)
-        group.start(ranks)
+    group, cases = Group(server, tmp_path_factory.mktemp("parity"), tiny_data), chosen(request)
+    group.train((case.reference.name, case.reference.run()) for case in cases)
+    evaluated = [case for case in cases if case.plain and case in EQUAL]
+    group.train(
+        [(case.name, case.run()) for case in cases]
+        + [(f"{case.name}-test", case.run(), None, case.reference.name) for case in evaluated]
+    )
     return group.folder
 
 

@@ -7,7 +7,6 @@ axis each computes something in a way of its own.
 
 import json
 import shutil
-from collections import defaultdict
 from dataclasses import dataclass
 
 import pytest
@@ -170,25 +169,18 @@ def folder(request, server, resolved, tmp_path_factory):
         settings = resolved("single", name).data
         store.write(data / name, settings, *encode(settings, data_sets.read(settings, data)))
     group = Group(server, tmp_path_factory.mktemp("transformers"), data)
-    for _, _, model in pairs:
-        group.add(f"single-{model}-float64", resolved("single", model, dtype="float64"))
-    for case in cases:
-        group.add(case.single, resolved("single", case.model, dtype=case.dtype, **case.recipe_of_single))
-    group.start(1)
-    first, second = defaultdict(list), defaultdict(list)
-    for case in cases:
-        run = resolved(case.strategy, case.model, dtype=case.dtype, **case.recipe)
-        first[run.world_size].append((case.name, run, None))
-    for before, after, model in pairs:
-        run, name = resolved(before, model, dtype="float64", **HALF), f"{before}-{after}-{model}"
-        first[run.world_size].append((f"{name}-half", run, None))
-        run = resolved(after, model, dtype="float64")
-        second[run.world_size].append((name, run, f"{name}-half"))
-    for by_ranks in (first, second):
-        for ranks, runs in by_ranks.items():
-            for name, run, resume in runs:
-                group.add(name, run, resume=resume)
-            group.start(ranks)
+    pairs = [(f"{before}-{after}-{model}", before, after, model) for before, after, model in pairs]
+    singles = [
+        (case.single, resolved("single", case.model, dtype=case.dtype, **case.recipe_of_single)) for case in cases
+    ]
+    group.train(
+        singles + [(f"single-{model}-float64", resolved("single", model, dtype="float64")) for *_, model in pairs]
+    )
+    group.train(
+        [(case.name, resolved(case.strategy, case.model, dtype=case.dtype, **case.recipe)) for case in cases]
+        + [(f"{name}-half", resolved(before, model, dtype="float64", **HALF)) for name, before, _, model in pairs]
+    )
+    group.train((name, resolved(after, model, dtype="float64"), f"{name}-half") for name, _, after, model in pairs)
     return group
 
 
