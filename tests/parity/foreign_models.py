@@ -75,7 +75,7 @@ class Layers(nn.Module):
 # dtypes: what is not of the training's dtype
 
 
-@foreign("dtypes")
+@foreign("dtypes", short=("fsdp", "fsdp_offload", "zero2"), long=("dp", "hsdp"))
 class OddBuffers(Layers):
     """Buffers of many types, saved and not saved, an integer above 2^53, -inf, and an output in float64."""
 
