@@ -295,12 +295,6 @@ inline void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     auto& value = (*stack)[i];
     if (value.isTensor()) {
       value = call.returned(value.toTensor(), schema.returns()[i - results].alias_info() == nullptr);
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& tensor : value.toTensorVector()) {
-        list.push_back(call.returned(tensor, false));
-      }
-      value = list;
     }
   }
 }
