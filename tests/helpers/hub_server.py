@@ -20,18 +20,12 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def do_POST(self):
-        length = int(self.headers.get("Content-Length", 0))
-        self.body = self.rfile.read(length)
-        self.do_GET()
-
     def do_GET(self):
         path = unquote(urlsplit(self.path).path)
         self.hub.calls.append((self.command, path, self.headers.get("Range")))
         for pattern, answer in (
             (r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/revision/(.+))?", self.info),
             (r"/api/(?:datasets|models)/([^/]+/[^/]+)/tree/([^/]+)/?(.*)", self.tree),
-            (r"/api/(?:datasets|models)/([^/]+/[^/]+)/paths-info/([^/]+)", self.paths_info),
             (r"(?:/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.file),
         ):
             match = re.fullmatch(pattern, path)
@@ -46,13 +40,7 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def info(self, commit, files, name):
-        self.json(
-            {
-                "id": name,
-                "sha": commit,
-                "siblings": [{"rfilename": path} for path in files],
-            }
-        )
+        self.json({"id": name, "sha": commit, "siblings": [{"rfilename": path} for path in files]})
 
     def tree(self, _commit, files, _name, folder):
         prefix = f"{folder}/" if folder else ""
@@ -66,10 +54,6 @@ class Handler(BaseHTTPRequestHandler):
             below = {path.rpartition("/")[0] for path in inside} - {"", folder}
         folders = [{"type": "directory", "path": path, "oid": "0" * 40} for path in sorted(below)]
         return self.json(folders + [self.entry(path, files[path]) for path in inside])
-
-    def paths_info(self, _commit, files, _name):
-        requested = json.loads(self.body)["paths"]
-        self.json([self.entry(path, files[path]) for path in requested if path in files])
 
     @staticmethod
     def entry(path, data):

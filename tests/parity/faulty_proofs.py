@@ -18,9 +18,9 @@ import torch.distributed as dist
 import transformers
 from torch.nn.parallel import DistributedDataParallel
 
-from shardlab import parallel
 from shardlab.errors import UserError
 from shardlab.parallel import ddp
+from shardlab.parallel.native import NativeEngine
 from shardlab.proof import of_workload, prove, tiny_config
 from shardlab.proof.step_on_ranks import one_process, under_strategy
 from shardlab.proof.tiny_runs import Written
@@ -39,50 +39,24 @@ def not_reduced(run, folder):
         return under_strategy(run, folder)
 
 
-def with_engine(run, folder, change):
-    """A step of an engine that ``change`` has changed."""
-    build = parallel.build
-
-    def faulty(*args):
-        engine = build(*args)
-        change(engine)
-        return engine
-
-    with mock.patch.object(parallel, "build", faulty):
-        return under_strategy(run, folder)
-
-
 def updated_twice(run, folder):
     """An optimizer that takes two steps."""
-
-    def change(engine):
-        step = engine.optimizer.step
-
-        def twice():
-            step()
-            step()
-
-        engine.optimizer.step = twice
-
-    return with_engine(run, folder, change)
+    step = torch.optim.AdamW.step
+    with mock.patch.object(torch.optim.AdamW, "step", lambda self: (step(self), step(self))):
+        return under_strategy(run, folder)
 
 
 def counted_twice(run, folder):
     """A gradient norm that one rank's part enters twice."""
-    from shardlab.parallel.native import NativeEngine
-
     with mock.patch.object(NativeEngine, "sum_over_parts", lambda _, value: 2 * value):
         return under_strategy(run, folder)
 
 
 def doubled_loss(run, folder):
     """A loss that is not that of its gradients."""
-
-    def change(engine):
-        step = engine.forward_backward
-        engine.forward_backward = lambda *args, **named: 2 * step(*args, **named)
-
-    return with_engine(run, folder, change)
+    step = NativeEngine.forward_backward
+    with mock.patch.object(NativeEngine, "forward_backward", lambda *args, **named: 2 * step(*args, **named)):
+        return under_strategy(run, folder)
 
 
 def crashed(run, folder):
@@ -98,11 +72,6 @@ def died(run, folder):
         os.write(2, b"  what():  other sizes\nlater\n")
         os.abort()
     return under_strategy(run, folder)
-
-
-def partly_used(run, folder):
-    """One process that has found parameters which some samples do not use."""
-    return one_process(run, folder)._replace(seen={"unused_sometimes": ["expert"]})
 
 
 CASES = {
@@ -159,12 +128,12 @@ def of_models():
     return found
 
 
-def packed(folder, mixed, kept):
-    """Rows of several documents: strategies that train them as documents alone, and a model that does not."""
-    written = Written([], {}, mixed.task)
-    made = prove.prove(folder, dict.fromkeys(("cp", "cp_ring")), written)
-    found = {f"packed_{proof.strategy}": [proof.verdict, proof.reason] for proof in made}
-    (proof,) = of_workload.check(mixed, ["single"], kept)
+def packed(folder, mixed):
+    """Rows of several documents: a strategy that trains them as documents alone, and a model that does not."""
+    run, kept = read_run(mixed), mixed.with_name("packed.json")
+    (proof,) = prove.prove(folder, {"cp_ring": None}, Written([], {}, run.task))
+    found = {"packed_cp_ring": [proof.verdict, proof.reason]}
+    (proof,) = of_workload.check(run, ["single"], kept)
     return found | {"mixed": [proof.verdict, json.loads(kept.read_text())["refused"]["single"]]}
 
 
@@ -176,11 +145,7 @@ def main():
             (proof,) = prove.prove(Path(sys.argv[1]), {strategy: None})
         found[case] = [proof.verdict, proof.reason or f"{proof.held:.0%}"]
     found |= of_models()
-    with mock.patch.object(prove, "one_process", partly_used), mock.patch.object(prove, "under_strategy", died):
-        (proof,) = prove.prove(Path(sys.argv[1]), {"fsdp": None})
-    found["partly_used"] = [proof.verdict, proof.reason]
-    mixed = read_run(Path(sys.argv[2]))
-    found |= packed(Path(sys.argv[1]), mixed, Path(sys.argv[2]).with_name("packed.json"))
+    found |= packed(Path(sys.argv[1]), Path(sys.argv[2]))
     for other in map(Path, sys.argv[3:]):
         run = read_run(other)
         proofs = of_workload.check(run, ["tp", "pp"], other.with_suffix(".proofs"))

@@ -20,49 +20,6 @@ ADAMW = {"name": "adamw", "learning_rate": 0.01, "betas": [0.9, 0.999], "weight_
 RECIPE = {"optimizer": ADAMW, "max_grad_norm": 1.0}
 
 
-class LowRankChain(Chain):
-    """A frozen first stage, split layers of which one is frozen, LoRA, and saved buffers of several types."""
-
-    class Heads(nn.Module):
-        """A product per head, whose gradient has other strides than the weight where nothing copies it."""
-
-        def __init__(self, width: int, rank: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(rank, 4, width // 4) / width**0.5)
-
-        def forward(self, h: Tensor) -> Tensor:
-            return torch.einsum("bnd,hnd->bh", h.unflatten(-1, (4, -1)), self.weight)
-
-    class Adapted(nn.Module):
-        def __init__(self, width: int, rank: int) -> None:
-            super().__init__()
-            self.base = nn.Linear(width, width).requires_grad_(False)
-            self.down, self.up = LowRankChain.Heads(width, rank), nn.Linear(rank, width, bias=False)
-            self.register_buffer("ident", torch.tensor([2**24 + 1]))
-            self.register_buffer("keep", torch.arange(width) % 3 != 1)
-            self.register_buffer("turn", torch.exp(1j * torch.linspace(0.1, 3, width // 2)))
-
-        def forward(self, h: Tensor) -> Tensor:
-            h = (self.base(h) + self.up(self.down(h))) * self.keep * (1 + self.ident % 2)
-            pairs = torch.view_as_complex(h.to(self.turn.real.dtype).unflatten(-1, (-1, 2)))
-            return torch.view_as_real(pairs * self.turn).flatten(-2).to(h.dtype)
-
-    def __init__(self, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first = nn.Linear(inputs, 16).requires_grad_(False)
-        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16).requires_grad_(False)
-        self.adapter = self.Adapted(16, 2)
-        self.last = nn.Linear(16, outputs)
-
-    def segments(self) -> list[Segment]:
-        return [
-            Segment(("first",), self.first),
-            Segment(("up", "down"), lambda h: self.down(F.gelu(self.up(h)))),
-            Segment(("adapter",), self.adapter),
-            Segment(("last",), lambda h: self.last(F.gelu(h))),
-        ]
-
-
 class AveragingChain(Chain):
     """Each stage has a batch norm, which also takes one sample."""
 
@@ -85,20 +42,9 @@ class AveragingChain(Chain):
 
 
 MODELS = foreign_models.MODELS | {
-    "low_rank_chain": Foreign(
-        LowRankChain,
-        "frozen",
-        ["up", "down", "adapter"],
-        {},
-        short=("mp", "pp_zbv", "tp", "fsdp_offload", "zero2"),
-        long=("dp", "mp_ranks", "pp", "pp_interleaved", "hsdp", "fsdp_tp", "fsdp_pp"),
-    ),
     "averaging_chain": Foreign(AveragingChain, "buffers_in_forward", ["layers.*"], {}),
 }
-PLANS = {
-    "low_rank_chain": {"tensor": {"up": "column", "down": "row"}, "segments": 4},
-    "averaging_chain": {"segments": 6},
-}
+PLANS = {"averaging_chain": {"segments": 6}}
 
 
 def register():

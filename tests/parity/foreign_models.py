@@ -75,43 +75,29 @@ class Layers(nn.Module):
 # dtypes: what is not of the training's dtype
 
 
-@foreign("dtypes")
+@foreign("dtypes", short=("fsdp", "fsdp_offload", "zero2"), long=("dp", "hsdp"))
 class OddBuffers(Layers):
-    """Buffers of many types, saved and not saved, a state that is not a tensor, and an output in float64.
-
-    With integers above 2^53, -inf and NaN.
-    """
+    """Buffers of many types, saved and not saved, an integer above 2^53, -inf, and an output in float64."""
 
     def more(self, inputs):
         columns, angles = torch.arange(16), torch.linspace(0.1, 3, 8)
         saved = {
             "turn": torch.exp(1j * angles.double()),
             "ident": torch.tensor([2**53 + 1]),
-            "codes": (columns * 37 % 255 - 127).to(torch.int8),
             "keep": columns % 3 != 1,
-            "measured": torch.tensor([0.5, math.nan, 2.0, math.nan] * 4),
             "gain": torch.linspace(0.3, 1.7, 16).half(),
         }
         unsaved = {
             "index": columns.flip(0).to(torch.int16),
             "causal": torch.full((4, 4), -math.inf).triu(1),
-            "shift": torch.linspace(-0.7, 0.9, 16).bfloat16(),
             "freqs_cis": torch.polar(torch.ones_like(angles), angles),
         }
         for name, value in (saved | unsaved).items():
             self.register_buffer(name, value, persistent=name in saved)
-        self.scale = 0.5
-
-    def get_extra_state(self):
-        return {"scale": self.scale}
-
-    def set_extra_state(self, state):
-        self.scale = state["scale"]
 
     def between(self, h):
         kind = h.dtype
-        h = h[:, self.index.long()] * (self.ident % 4) * self.scale * self.keep + self.shift.to(kind)
-        h = h * (self.codes.to(kind) / 127) * self.measured.nan_to_num(nan=1.0) + self.gain.to(kind)
+        h = h[:, self.index.long()] * (self.ident % 4) * self.keep + self.gain.to(kind)
         turned = torch.view_as_complex(h.unflatten(-1, (8, 2))) * self.turn * self.freqs_cis
         h = torch.view_as_real(turned).flatten(-2).to(kind).unflatten(-1, (4, -1))
         return ((h @ h.mT + self.causal).softmax(-1) @ h).flatten(-2)
@@ -179,22 +165,7 @@ class SkippedExperts(Layers):
         return self.last(h + out)
 
 
-# frozen: parameters that are not trained, and parameters without values
-
-
-@foreign(
-    "frozen", short=("zero1",), long=("ddp", "fsdp"), zero3="refused: parameters of 0 values (prompt, extra.weight)"
-)
-class EmptyParameter(Layers):
-    """A parameter of size zero, and a frozen layer without inputs."""
-
-    def more(self, inputs):
-        self.prompt = nn.Parameter(torch.empty(0, 16))
-        self.extra = nn.Linear(0, 16).requires_grad_(False)
-        nn.init.ones_(self.extra.bias)
-
-    def between(self, h):
-        return torch.cat((self.prompt, h))[len(self.prompt) :] + self.extra(h[:, :0])
+# frozen: parameters that are not trained
 
 
 @foreign("frozen", blocks=("first", "teacher", "last"), short=("fsdp", "zero3"), long=("ddp", "zero1"))
@@ -272,8 +243,8 @@ class ScalarParameter(Layers):
 
 @foreign("shapes_and_ties", blocks=("module", "narrow", "_orig_mod"))
 class UnusualParameters(nn.Module):
-    """Of prime sizes, and of size one: fewer rows than ranks; of modules named as wrappers name theirs, and of unusual
-    characters; two parts of one storage, of which one is transposed, and a frozen row that is expanded to all rows.
+    """Of prime sizes, and of size one: fewer rows than ranks; of modules named as wrappers name theirs; two parts of a
+    storage, of which one is transposed, and a frozen row that is expanded to all rows.
     """
 
     def __init__(self, *, inputs, outputs):
@@ -281,22 +252,15 @@ class UnusualParameters(nn.Module):
         self.module, self.narrow, self._orig_mod = nn.Linear(inputs, 13), nn.Linear(13, 1), nn.Linear(1, 16)
         self._fsdp_wrapped_module, self._checkpoint_wrapped_module = nn.Linear(16, 16), nn.Linear(16, 16)
         self.weight, self.token = nn.Linear(16, outputs), nn.Parameter(torch.zeros(1, 1, 16))
-        self.add_module("last block", nn.Linear(16, 16))
-        self.shifts = nn.ParameterList([torch.randn(16), torch.randn(16)])
-        names = ("*", "[0]", "a b", "x/y", "µ", "weight:0", "{h}")
-        self.gains = nn.ParameterDict({name: torch.randn(16) for name in names})
         joined = torch.randn(32, 16) / 4
         self.up, self.gate = nn.Parameter(joined[:16]), nn.Parameter(joined[16:].t())
         self.row = nn.Parameter(torch.linspace(-1, 1, 16).expand(16, 16), requires_grad=False)
 
     def forward(self, x):
         h = self._orig_mod(self.narrow(F.gelu(self.module(x))))
-        h = torch.cat((self.token.expand(len(x), 1, 16), h[:, None]), dim=1).sum(1) + sum(self.shifts)
-        for gain in self.gains.values():
-            h = h + F.gelu(h * gain) / len(self.gains)
+        h = torch.cat((self.token.expand(len(x), 1, 16), h[:, None]), dim=1).sum(1)
         h = h @ self.row + F.linear(h, self.up) * F.silu(h @ self.gate)
-        h = self._checkpoint_wrapped_module(F.gelu(self._fsdp_wrapped_module(h)))
-        return self.weight(self.get_submodule("last block")(h))
+        return self.weight(self._checkpoint_wrapped_module(F.gelu(self._fsdp_wrapped_module(h))))
 
 
 # constructors: what a constructor does besides drawing weights
@@ -304,9 +268,9 @@ class UnusualParameters(nn.Module):
 
 @foreign("constructors")
 class ManyWays(Layers):
-    """Weights drawn by apply(), scaled through .data, copied under no_grad, or from NumPy, and buffers like these.
+    """Weights drawn by apply(), scaled through .data, set under no_grad, or from NumPy, and buffers like these.
 
-    Also forward hooks, a tensor that is neither parameter nor buffer, and a forward pass to find a size.
+    Also a forward hook, a tensor that is neither parameter nor buffer, and a forward pass to find a size.
     """
 
     def more(self, inputs):
@@ -318,14 +282,10 @@ class ManyWays(Layers):
         self.first.weight = nn.Parameter(torch.from_numpy(generator.normal(size=(16, inputs)).astype(np.float32)))
         self.first.weight.data /= 3
         self.last.weight.data = self.last.weight.data / 4
-        self.same = nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 5, 3), nn.GELU(), nn.Flatten())
         with torch.no_grad():
             self.first.bias[:8] = 0.5
-            self.same[1].bias.copy_(torch.arange(5))
-            size = self.same(torch.zeros(1, 16)).shape[-1]
-        self.after = nn.Linear(size, 16)
-        self.first.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
-        self.first.register_forward_hook(self._shift)
+            self.after = nn.Linear(F.avg_pool1d(torch.zeros(1, 16), 2).shape[-1], 16)
+        self.first.register_forward_hook(lambda module, args, output: output + self.last.in_features / 16)
 
     @staticmethod
     def _draw(module):
@@ -333,32 +293,14 @@ class ManyWays(Layers):
             nn.init.trunc_normal_(module.weight, std=0.2)
             nn.init.zeros_(module.bias)
 
-    def _shift(self, module, args, output):
-        return output + self.last.in_features / 16
-
     def between(self, h):
-        return self.after(self.same(h[:, self.order] * self.gains.to(h)))
+        return self.after(F.avg_pool1d(h[:, self.order] * self.gains.to(h), 2))
 
     def forward(self, x):
         return super().forward((x @ self.frequencies).sin())
 
 
-# refused: by every engine, but for the first; none of these is trained
-
-
-@foreign(
-    "refused",
-    fsdp="refused: or of another one in the model itself (gain)",
-    zero="refused: another dtype than recipe.dtype (gain)",
-)
-class PreciseParameter(Layers):
-    """A float64 parameter of the model itself."""
-
-    def more(self, inputs):
-        self.gain = nn.Parameter(torch.ones(16, dtype=torch.float64))
-
-    def between(self, h):
-        return h * self.gain.to(h.dtype)
+# refused: by every engine
 
 
 @foreign("refused", every="refused: has complex parameters (filter)")
@@ -407,18 +349,6 @@ class UnsavedRandomValues(Layers):
     def more(self, inputs):
         self.register_buffer("projection", torch.randn(16, 16) / 4, persistent=False)
         self.scale = random.uniform(0.5, 2)
-
-
-@foreign("refused", every="refused: first.weight of model lazy_layer has no shape yet")
-class LazyLayer(Layers):
-    def more(self, inputs):
-        self.first = nn.LazyLinear(16)
-
-
-@foreign("refused", every="refused: buffer target of model alias_of_weight is the memory of first.weight")
-class AliasOfWeight(Layers):
-    def more(self, inputs):
-        self.register_buffer("target", self.first.weight.detach())
 
 
 @foreign("refused", every="refused: hooks on parameters (first.weight)")

@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,31 +21,30 @@ from shardlab.train.perturbed import move
 
 @dataclass
 class Group:
-    """Cases that share one set of ranks, and where their results lie."""
+    """Trainings from the same weights, and where their results lie."""
 
     server: "Server"
     folder: Path
     data: Path
-    jobs: list = field(default_factory=list)
 
-    def add(self, name, run, resume=None, evaluate=None):
-        """Add a training; with ``resume`` one that resumes; with ``evaluate`` the evaluation of another's weights."""
-        if any(job["output"] == str(self.folder / name) for job in self.jobs):
-            return
+    def train(self, runs):
+        """Train each (name, run, name of one that it resumes or None, name of one whose weights it only evaluates): in
+        one set of ranks those that have as many ranks and the same engine.
+        """
+        groups = defaultdict(dict)
+        for name, run, *more in runs:
+            groups[run.world_size, run.engine][name] = run, *more
+        for (ranks, _), jobs in groups.items():
+            self.server.work_off([self._job(name, *each) for name, each in jobs.items()], self.folder, ranks)
+
+    def _job(self, name, run, resume=None, evaluate=None):
         kind = "-adapter" if run.model.adapter else ""
         weights = self.folder / f"{run.workload}-{run.recipe.dtype}{kind}.safetensors"
         if not weights.exists():
             save_initial(run, weights)
         resume = resume and newest(self.folder / resume)
         evaluate = evaluate and self.folder / evaluate / "model.safetensors"
-        files = self.data / run.workload, weights, self.folder / name
-        self.jobs.append(job(run, *files, resume=resume, evaluate=evaluate))
-
-    def start(self, ranks):
-        """Run all jobs that were added since the last start on that many ranks."""
-        jobs, self.jobs = self.jobs, []
-        if jobs:
-            self.server.work_off(jobs, self.folder, ranks)
+        return job(run, self.data / run.workload, weights, self.folder / name, resume=resume, evaluate=evaluate)
 
 
 def newest(folder):
@@ -52,13 +52,13 @@ def newest(folder):
     return manifest.place(folder, 2)
 
 
-def job(run, data, weights, output, fault="", resume=None, evaluate=None, capture=False, like=None):
+def job(run, data, weights, output, resume=None, evaluate=None, capture=False, like=None):
     """What worker.py takes; makes the folder ``output``. ``capture``: the first steps, ``like``: see capture.py."""
     output.mkdir()
     paths = {"data": data, "weights": weights, "output": output, "resume": resume, "evaluate": evaluate}
     runs = {"run": run.model_dump(), "like": like and like.model_dump()}
     paths = {name: path and str(path) for name, path in paths.items()}
-    return runs | {"fault": fault, "capture": capture} | paths
+    return runs | {"capture": capture} | paths
 
 
 def reference_captures(run, like, data, folder):

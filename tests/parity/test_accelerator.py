@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from collections import defaultdict
 
 import pytest
 from cases import EXPERTS, RECIPES, STRATEGIES, Case, chosen, parametrized
@@ -45,15 +44,8 @@ def folders(request, server, simulated, tmp_path_factory, tiny_data):
     """Two folders: the trainings on CPUs and those on simulated devices."""
     cpu = Group(server, tmp_path_factory.mktemp("cpu"), tiny_data)
     sim = Group(simulated, tmp_path_factory.mktemp("sim"), tiny_data)
-    by_ranks = defaultdict(list)
-    for case in chosen(request):
-        cpu.add(case.reference.name, case.reference.run())
-        by_ranks[case.run().world_size].append(case)
-    cpu.start(1)
-    for ranks, cases in by_ranks.items():
-        for case in cases:
-            sim.add(case.name, on_accelerator(case.run()))
-        sim.start(ranks)
+    cpu.train((case.reference.name, case.reference.run()) for case in chosen(request))
+    sim.train((case.name, on_accelerator(case.run())) for case in chosen(request))
     return cpu.folder, sim.folder
 
 
@@ -74,12 +66,9 @@ def test_equals_a_cpu(folders, case, tiny_data):
 def test_a_training_that_goes_on_under_another_strategy_equals_a_cpu(server, simulated, tmp_path_factory, tiny_data):
     cpu = Group(server, tmp_path_factory.mktemp("cpu"), tiny_data)
     sim = Group(simulated, tmp_path_factory.mktemp("sim"), tiny_data)
-    cpu.add("single", tiny_run("llama2", dtype="float64"))
-    cpu.start(1)
-    sim.add("half", on_accelerator(tiny_run("llama2", "fsdp", dtype="float64", **HALF)))
-    sim.start(2)
-    sim.add("whole", on_accelerator(tiny_run("llama2", "tp_sp", dtype="float64")), resume="half")
-    sim.start(2)
+    cpu.train([("single", tiny_run("llama2", dtype="float64"))])
+    sim.train([("half", on_accelerator(tiny_run("llama2", "fsdp", dtype="float64", **HALF)))])
+    sim.train([("whole", on_accelerator(tiny_run("llama2", "tp_sp", dtype="float64")), "half")])
     for actual, reference_value in zip(steps(sim.folder / "whole"), steps(cpu.folder / "single")[2:], strict=True):
         assert actual["loss"] == pytest.approx(reference_value["loss"], rel=1e-10)
         assert actual["grad_norm"] == pytest.approx(reference_value["grad_norm"], rel=1e-10)

@@ -6,7 +6,6 @@ and 1e-4 at the test loss. What else the suite claims of a training is asserted 
 
 import json
 import math
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -35,18 +34,13 @@ PLANNED = {
 @pytest.fixture(scope="module")
 def results(request, server, tmp_path_factory, tiny_data):
     """Folder with the results of the requested cases and of their references."""
-    group = Group(server, tmp_path_factory.mktemp("parity"), tiny_data)
-    by_ranks = defaultdict(list)
-    for case in chosen(request):
-        by_ranks[case.run().world_size, case.native].append(case)
-        group.add(case.reference.name, case.reference.run())
-    group.start(1)
-    for (ranks, _), cases in by_ranks.items():
-        for case in cases:
-            group.add(case.name, case.run())
-            if case.plain and case in EQUAL:
-                group.add(f"{case.name}-test", case.run(), evaluate=case.reference.name)
-        group.start(ranks)
+    group, cases = Group(server, tmp_path_factory.mktemp("parity"), tiny_data), chosen(request)
+    group.train((case.reference.name, case.reference.run()) for case in cases)
+    evaluated = [case for case in cases if case.plain and case in EQUAL]
+    group.train(
+        [(case.name, case.run()) for case in cases]
+        + [(f"{case.name}-test", case.run(), None, case.reference.name) for case in evaluated]
+    )
     return group.folder
 
 
@@ -76,9 +70,8 @@ def test_equals_one_device(results, plans, case, tiny_data):
     report = TrainReport.model_validate_json((folder / "train.json").read_text())
     if dict(case.recipe).items() >= ALWAYS_CLIPPED.items():
         assert all(step["grad_norm"] > ALWAYS_CLIPPED["max_grad_norm"] for step in steps(single))
-    if not case.recipe:
-        check_traffic(case, report, single)
     if case.plain:
+        check_traffic(case, report, single)
         check_evaluation(case, folder, single, tiny_data)
         check_memory(case, report)
     if case.native and case.workload == "moe":
@@ -158,35 +151,26 @@ def check_memory(case, report):
 
 
 def check_traffic(case, report, single):
-    """What is sent is what theory says: exact for PyTorch's strategies; DeepSpeed is within a factor of the paper's
-    volume (see theory.py).
-    """
-    expected = theory.bytes_per_step(case.run(), steps(single)[WARMUP_STEPS - 1]["targets"])
-    if expected is not None and case.native:
-        assert report.bytes_per_step == pytest.approx(expected, rel=1e-9)
-    elif expected is not None and case.workload != "mlp":  # whose 38 values DeepSpeed fills up to its alignment
-        assert 0.66 < report.bytes_per_step / expected < 1.51
+    """What is sent is what theory says."""
+    if case.native and case.workload == "llama2":
+        expected = theory.bytes_per_step(case.run(), steps(single)[WARMUP_STEPS - 1]["targets"])
+        assert expected is None or report.bytes_per_step == pytest.approx(expected, rel=1e-9)
     assert (report.bytes_per_step > 0) == (case.run().world_size > 1)
 
 
-@parametrized(ROUNDED)
-def test_weights_and_states_in_bfloat16_train_alike_under_every_strategy(results, case, tiny_data):
-    """Within a few of its roundings, 2^-9 each."""
-    found = differences(results, case, tiny_data)
-    assert 0 < found["gradient"] < 0.1
-    assert found["loss"] < 5e-3
-    assert found["test"] < 5e-3
-    weights = load_file(results / case.name / "model.safetensors")
-    assert {str(value.dtype) for value in weights.values()} == {"torch.bfloat16"}
-
-
-@parametrized(HALF)
+@parametrized([*HALF, *ROUNDED])
 def test_low_precision_trains_and_is_near_full_precision(results, case, tiny_data):
-    """Near enough to be the same training, and far enough to be bf16; there is no tolerance."""
+    """Near enough to be the same training, and far enough to be bf16; or, where weights and states are bfloat16, within
+    a few of its roundings, 2^-9 each.
+    """
     found = differences(results, case, tiny_data)
-    assert 1e-4 < found["gradient"] < 5e-2
-    assert found["test"] < 1e-2
-    if case.strategy == "fsdp":
+    assert 1e-4 < found["gradient"] < (0.1 if case in ROUNDED else 5e-2)
+    assert found["loss"] < 5e-3
+    assert found["test"] < (5e-3 if case in ROUNDED else 1e-2)
+    if case in ROUNDED:
+        weights = load_file(results / case.name / "model.safetensors")
+        assert {str(value.dtype) for value in weights.values()} == {"torch.bfloat16"}
+    elif case.strategy == "fsdp":
         gradients = load_file(results / case.name / "gradients.safetensors")
         blocks = {name: value for name, value in gradients.items() if name.startswith("layers.")}
         assert blocks

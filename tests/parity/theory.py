@@ -1,17 +1,15 @@
 """Expected communication and memory of a strategy, from sizes and shapes alone, to compare with measurements.
 
 Formulas: DDP 2 (n - 1) / n P and FSDP 3 (n - 1) / n P as in Rajbhandari et al., 2020 (arXiv:1910.02054, section 7),
-adjusted for implementation details (padding, what is gathered once); tensor parallelism as in Korthikanti et al., 2022
-(arXiv:2205.05198, section 4); a pipeline sends each boundary's state and its gradient. All are bytes sent per rank, the
-mean over the ranks, with ring algorithms (see traffic.fraction_sent).
+less what is gathered once; tensor parallelism as in Korthikanti et al., 2022 (arXiv:2205.05198, section 4); a pipeline
+sends each boundary's state and its gradient. All are bytes sent per rank, the mean over the ranks, with ring algorithms
+(see traffic.fraction_sent).
 """
 
 from torch import nn
 
 from shardlab.measure.traffic import fraction_sent
 from shardlab.models import contents
-from shardlab.parallel.ddp import BROADCAST
-from shardlab.parallel.fsdp import shard_dimension
 from shardlab.plan.simulate import meta_model
 from shardlab.records.reports import TrainReport
 from shardlab.settings.precisions import PRECISIONS
@@ -19,21 +17,19 @@ from shardlab.settings.types import Run
 
 
 def bytes_per_step(run: Run, tokens: int) -> float | None:
-    """Return the bytes that a rank sends in a step without gradient accumulation; None if no formula is known.
+    """Return the bytes that a rank sends in a step of llama2 without accumulation; None if no formula is known.
 
     ``tokens``: of the step, of all ranks.
     """
     if not run.mesh:
         return 0.0
     model = meta_model(run)
-    if run.zero_stage is not None:
-        return _zero(run.zero_stage, run.world_size, model)
     if not run.mesh.axes("layers", "tensors", "sequence", "experts"):
-        return None if run.options.wrap_parameters else replica_traffic(run, model)
+        return None if run.options.wrap_parameters else _of_replicas(run, model)
     sent = {"tp": _of_tensors, "pp": _of_stages, "cp": _gathered, "cp_ulysses": _turned, "cp_ring": _passed_on}
-    if run.workload != "llama2" or run.strategy not in sent:
+    if run.strategy not in sent:
         return None
-    return replica_traffic(run, model) + sent[run.strategy](run, tokens)
+    return _of_replicas(run, model) + sent[run.strategy](run, tokens)
 
 
 def _state(run: Run, tokens: int) -> int:
@@ -78,68 +74,36 @@ def _turned(run: Run, tokens: int) -> float:
     return 2 * fraction_sent("all_to_all", parts) * (2 * queries + repeats * _keys_and_values(run, tokens))
 
 
-def _zero(stage: int, ranks: int, model: nn.Module) -> float:
-    """ZeRO 1 and 2: gradients scattered, weights gathered; 3: weights gathered twice, gradients scattered.
-
-    This is the paper's volume. DeepSpeed 0.19 sends 3/2 of it at stages 1 and 2, where it all-reduces gradients, and
-    less at stage 3 if weights gathered for the forward pass are still there for the backward pass.
-    """
-    one = fraction_sent("all_gather", ranks)
-    trained = one * sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    whole = one * sum(parameter.nbytes for parameter in model.parameters())
-    return 2 * whole + trained if stage == 3 else 2 * trained
-
-
-def replica_traffic(run: Run, model: nn.Module) -> float:
-    """Return the bytes of gradients and weights, over the axes that split samples or states."""
-    dims, reshard = run.mesh, run.options.reshard_after_forward
-    names = {module: name for name, module in model.named_modules()}
-    modules = contents.blocks_of(run, model)
-    of_root = contents.shared_outside(model, modules)
-    blocks = [names[module] for module in modules if module not in of_root]
-    total = 0.0
-    for name, parameter in model.named_parameters():
-        trained, shape, size = parameter.requires_grad, [*parameter.shape], parameter.nbytes
-        if not dims.sharded:
-            total += trained * fraction_sent("all_reduce", dims.replicas) * size
-            continue
-        # Shards are equal: rows are padded to a multiple of the ranks.
-        rows = shape[shard_dimension(shape, dims.shards)]
-        size = size // rows * dims.shards * -(-rows // dims.shards)
-        inside = any(name.startswith(f"{block}.") for block in blocks)
-        again = (reshard is not False and inside) or reshard is True
-        total += fraction_sent("all_gather", dims.shards) * size * (2 if again else 1)
-        total += trained * fraction_sent("reduce_scatter", dims.shards) * size
-        total += trained * fraction_sent("all_reduce", dims.replicas) * size / dims.shards
-    if dims.replicated and not dims.sharded:  # DDP broadcasts the first rank's buffers in each step
-        sent = sum(buffer.nbytes for buffer in model.buffers() if buffer.dtype in BROADCAST)
-        total += fraction_sent("broadcast", dims.replicas) * sent
-    return total
+def _of_replicas(run: Run, model: nn.Module) -> float:
+    """Gradients and weights, over the axes that split samples or states; the ranks divide the rows of each weight."""
+    dims, blocks = run.mesh, contents.blocks_of(run, model)
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    if not dims.sharded:
+        return fraction_sent("all_reduce", dims.replicas) * whole
+    again = sum(parameter.nbytes for block in blocks for parameter in block.parameters())  # also in the backward pass
+    sent = (
+        fraction_sent("all_gather", dims.shards) * (whole + again)
+        + fraction_sent("reduce_scatter", dims.shards) * whole
+    )
+    return sent + fraction_sent("all_reduce", dims.replicas) * whole / dims.shards
 
 
 def state_bytes(train: TrainReport) -> dict[str, float]:
-    """Return the bytes of weights, master weights, gradients and optimizer per rank, if sharded states divide evenly.
+    """Return the bytes of weights, gradients and optimizer per rank, if sharded states divide evenly.
 
-    ZeRO's stages shard the optimizer and its float32 copy of the weights (1), the gradients (2) and the weights (3):
-    Rajbhandari et al., 2020, arXiv:1910.02054, section 5. FSDP corresponds to stage 3; pipelines and tensor parallelism
-    divide everything.
+    ZeRO's stages shard the optimizer (1), the gradients (2) and the weights (3): Rajbhandari et al., 2020,
+    arXiv:1910.02054, section 5. FSDP corresponds to stage 3; pipelines and tensor parallelism divide everything.
     """
     run = Run.model_validate(train.settings)
-    of_value = PRECISIONS[run.recipe.dtype].bytes
-    whole = float(train.parameters * of_value)
-    optimizer = run.recipe.optimizer
-    moments = bool(optimizer.momentum) if optimizer.name == "sgd" else 2
-    states = whole * (moments + bool(optimizer.amsgrad))
+    whole = float(train.parameters * PRECISIONS[run.recipe.dtype].bytes)
+    sizes = {"weights": whole, "gradients": whole, "optimizer": 2 * whole}
     if run.zero_stage is not None:
-        precision = PRECISIONS[run.recipe.arithmetic]
-        kept = float(train.parameters * precision.bytes)
-        # Stage 3 updates float32 weights in place.
-        masters = whole if not precision.is_full or run.zero_stage < 3 else 0.0
-        sizes = {"weights": (kept, 3), "master_weights": (masters, 1), "gradients": (kept, 2), "optimizer": (states, 1)}
-        ranks = run.world_size
-        return {kind: size / (ranks if run.zero_stage >= stage else 1) for kind, (size, stage) in sizes.items()}
+        from_stage = {"weights": 3, "gradients": 2, "optimizer": 1}
+        return {
+            kind: sizes[kind] / (run.world_size if run.zero_stage >= stage else 1) for kind, stage in from_stage.items()
+        }
     # Experts are split over ep and sharded over what is left of the ranks that shard the rest.
     parts, fewer = run.mesh.parts("states", "layers", "tensors"), run.mesh.parts("layers", "tensors")
     experts = train.expert_parameters / train.parameters if run.mesh.axes("experts") else 0.0
     share = (1 - experts) / parts + experts / (fewer * run.mesh.parts("experts") * run.mesh.expert_shards)
-    return {kind: size * share for kind, size in (("weights", whole), ("gradients", whole), ("optimizer", states))}
+    return {kind: size * share for kind, size in sizes.items()}

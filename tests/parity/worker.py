@@ -1,6 +1,6 @@
 """One rank of a parity group: trains many cases in one process.
 
-Each case names its run, data, weights, output folder and, to show that the suite can fail, a fault.
+Each case names its run, data, weights and output folder.
 """
 
 import gc
@@ -12,12 +12,10 @@ import foreign
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from torch.nn.parallel import DistributedDataParallel
 
 from shardlab import parallel
 from shardlab.measure import flops
 from shardlab.models.weights import on_disk
-from shardlab.parallel import ddp
 from shardlab.runtime import distributed, tasks
 from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Run
@@ -39,24 +37,16 @@ def main(cases):
             evaluate_and_weigh(run, Path(case["data"]), Path(case["evaluate"]), output)
             continue
         torch._dynamo.reset()  # else a case runs eagerly when those before it have filled the cache
-        build = parallel.build
-        parallel.build = unreduced_norm(build) if case["fault"] else build
-        try:
-            if case["capture"]:
-                like = case["like"] and Run.model_validate(case["like"])
-                capture(run, Path(case["data"]), Path(case["weights"]), output, like)
-                continue
-            resume = case["resume"] and Path(case["resume"])
-            observe = keep_first_gradients(output)
-            with (
-                mock.patch.object(loop, "train_step", watched(loop.train_step)),
-                mock.patch.object(flops, "count_flops", counted_once(flops.count_flops)),
-            ):
-                files = Path(case["data"]), Path(case["weights"]), output
-                options = loop.TrainOptions(resume=resume, on_gradients=observe)
-                loop.train(run, *files, {}, options)
-        finally:
-            parallel.build = build
+        files = Path(case["data"]), Path(case["weights"]), output
+        if case["capture"]:
+            capture(run, *files, case["like"] and Run.model_validate(case["like"]))
+            continue
+        resume = case["resume"] and Path(case["resume"])
+        with (
+            mock.patch.object(loop, "train_step", watched(loop.train_step)),
+            mock.patch.object(flops, "count_flops", counted_once(flops.count_flops)),
+        ):
+            loop.train(run, *files, {}, loop.TrainOptions(resume=resume, on_gradients=keep_first_gradients(output)))
     distributed.finish()
 
 
@@ -120,18 +110,3 @@ def keep_first_gradients(output):
             save_file(gradients, output / "gradients.safetensors")
 
     return observe
-
-
-def unreduced_norm(build):
-    """DDP that leaves the norm layers' gradients as each rank computed them."""
-
-    def apply(model, mesh, **_):
-        names = [name for name, _ in model.named_parameters() if "norm" in name]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
-        return DistributedDataParallel(model, device_mesh=mesh)
-
-    def faulty(*args):
-        with mock.patch.object(ddp, "apply", apply):
-            return build(*args)
-
-    return faulty

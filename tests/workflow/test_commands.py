@@ -21,11 +21,8 @@ MATRIX = {"workloads": ["mlp"], "strategies": ["single", "ddp"]}
 """Of commands that name none: tests/workflow/test_workflow.py lists the jobs of the default matrix."""
 SMALLER = {"$(seq -s, 1000)": "1, 2"}
 """A sweep of 1,000 seeds takes a minute to look at."""
-FOLLOWED = {
-    "docs/your-own.md": ("An example, word for word", "test_bring_your_own.py"),
-    "docs/developing.md": ("Extend", "test_extend.py"),
-}
-"""Section whose blocks are followed to the letter by another test: their commands need the files they write."""
+FOLLOWED = {"docs/your-own.md": "An example, word for word", "docs/developing.md": "Extend"}
+"""Section whose blocks test_documents.py follows to the letter: their commands need the files they write."""
 ELSEWHERE = {
     ("python", "tests/mutants"): "tests/unit/test_mutants.py starts it",
     ("python", "-m"): "pytest, which runs this",
@@ -44,10 +41,8 @@ def shown():
         name = str(path.relative_to(ROOT))
         text = path.read_text()
         if name in FOLLOWED:
-            heading, test = FOLLOWED[name]
-            followed = section(path, heading)
+            followed = section(path, FOLLOWED[name])
             assert followed
-            assert (ROOT / "tests/workflow" / test).exists()
             text = text.replace(followed, re.sub(r"^```.*?^```", "", followed, flags=re.MULTILINE | re.DOTALL))
         for command in typed.commands(text):
             for old, new in (FILLED | SMALLER).items():

@@ -1,4 +1,4 @@
-"""After an edit of what prepared data or initial weights are made from, one call makes all again that follows."""
+"""After an edit of what prepared data are made from, one call makes all again that follows."""
 
 import re
 
@@ -14,7 +14,7 @@ task: summarization
 data: {data}
 sizes:
   small:
-    model: {{revision: main, pretrained: {pretrained}}}
+    model: {{revision: main, pretrained: true}}
     data: {{rows: 40, document_tokens: 24, summary_tokens: 8}}
     recipe: {{max_steps: 2}}
 """
@@ -23,29 +23,22 @@ HUB = """{hub: {name: rows, reader: hub, hub: {
   splits: {train: train, validation: validation, test: test}}}}"""
 EDITS = {
     "rows": ("config/workloads/rows.yaml", "splits:", "rows: {train: 50}, splits:"),
-    "revision": ("config/workloads/revision.yaml", "{revision: main", f"{{revision: {'b' * 40}"),
     "tokenizer": ("models/t5/tokenizer.json", "{", "{ "),
 }
 """Workload: the file that is edited, what is replaced in it, and by what."""
 
 
 @pytest.mark.long  # of code and of settings: test_matrix.py, test_scripts.py
-def test_one_call_after_an_edit_of_data_model_or_tokenizer(make_tree, tmp_path):
+def test_one_call_after_an_edit_of_data_or_tokenizer(make_tree, tmp_path):
     tree = make_tree(tmp_path / "tree")
     files = transformers_models.make("t5", tree.path / "models/t5")
     text = {"train": articles(60), "validation": articles(20), "test": articles(20)}
-    repositories = {"tester/articles": repository("default", text)}
-    for name in ("rows", "revision"):
-        repositories[f"tester/{name}"] = {path.name: path.read_bytes() for path in files.iterdir()}
-    hub = Hub(repositories)
-    # The first two have one model, and the second one starts from its weights.
-    models = {"fresh": "tester/rows", "rows": "tester/rows", "revision": "tester/revision", "tokenizer": "./models/t5"}
-    for name, place in models.items():
-        pretrained = str(name != "fresh").lower()
+    of_model = {path.name: path.read_bytes() for path in files.iterdir()}
+    hub = Hub({"tester/articles": repository("default", text), "tester/rows": of_model})
+    for name, place in (("rows", "tester/rows"), ("tokenizer", "./models/t5")):
         data = HUB if name == "rows" else f"{{embedded: {{name: {name}, reader: package_docstrings}}}}"
-        workload = WORKLOAD.format(model=place, data=data, pretrained=pretrained)
-        (tree.path / f"config/workloads/{name}.yaml").write_text(workload)
-    call = ["--config", "data=hub", "workloads=[fresh,rows,revision,tokenizer]", "strategies=[single]", "--"]
+        (tree.path / f"config/workloads/{name}.yaml").write_text(WORKLOAD.format(model=place, data=data))
+    call = ["--config", "data=hub", "workloads=[rows,tokenizer]", "strategies=[single]", "--"]
     call += [f"data/prepared/{name}/dataset.json" for name in EDITS]
     call += [f"results/{place}/{name}/run.json" for name in EDITS for place in ("init", "single")]
     tree.snakemake(*call, **environment(hub))
@@ -58,16 +51,11 @@ def test_one_call_after_an_edit_of_data_model_or_tokenizer(make_tree, tmp_path):
         (tree.path / path).write_text(text.replace(old, new, 1))
     listed = tree.snakemake("-n", *call).stdout
     jobs = re.findall(r"^Job \d+: (.*)", listed, re.MULTILINE)
-    assert sorted(jobs) == sorted(
-        [
-            "Downloading data set rows",
-            "Downloading model tester--revision",
-            *(f"Preparing data set {name}" for name in EDITS),
-            *(
-                f"Proving on a tiny model which strategies train {name} as one process does"
-                for name in ("rows", "revision")
-            ),
-            *(f"Resolving single x {name}" for name in ("rows", "revision")),
-            *(f"Resolving the initial weights of {name}" for name in ("rows", "revision")),
-        ]
-    )
+    assert sorted(jobs) == [
+        "Downloading data set rows",
+        "Preparing data set rows",
+        "Preparing data set tokenizer",
+        "Proving on a tiny model which strategies train rows as one process does",
+        "Resolving single x rows",
+        "Resolving the initial weights of rows",
+    ]

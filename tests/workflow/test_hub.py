@@ -5,11 +5,10 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
-from helpers.common import ROOT, Tree
+from helpers.common import ROOT, Tree, until
 from helpers.hub_files import articles, environment, repository
 from helpers.hub_server import Hub
 from shardlab.files import COMMAND
@@ -18,26 +17,10 @@ from shardlab.settings import load, model_and_data
 
 @pytest.fixture
 def hub():
-    server = Hub(
-        {
-            "EdinburghNLP/xsum": repository(
-                "default", {"train": articles(120), "validation": articles(20), "test": articles(20)}
-            ),
-        }
-    )
+    text = {"train": articles(120), "validation": articles(20), "test": articles(20)}
+    server = Hub({"EdinburghNLP/xsum": repository("default", text)})
     yield server
     server.close()
-
-
-def program(name, data, *arguments, **variables):
-    command = [sys.executable, COMMAND, name, "--data", data.model_dump_json(), *arguments]
-    return subprocess.run(
-        list(map(str, command)), env=os.environ | variables, capture_output=True, text=True, timeout=120
-    )
-
-
-def data_set(name):
-    return model_and_data.data_set(load.config({"data": "hub"}), name)
 
 
 def without_network():
@@ -87,18 +70,17 @@ def test_a_login_node_without_internet_is_served_from_another_machine_as_the_doc
 
 def test_a_killed_download_is_none_and_another_call_completes_it(hub, tmp_path):
     hub.stalled.add("default/train-00000-of-00001.parquet")
-    command = [sys.executable, COMMAND, "download", "--data", data_set("xsum").model_dump_json()]
-    killed = subprocess.Popen([*map(str, command), "--output", str(tmp_path)], env=os.environ | environment(hub))
-    deadline = time.monotonic() + 60
-    while not any(tmp_path.rglob("*.incomplete")):
-        assert time.monotonic() < deadline, "the file was never asked for"
-        time.sleep(0.05)
-    busy = program("download", data_set("xsum"), "--output", tmp_path, **environment(hub))
+    data = model_and_data.data_set(load.config({"data": "hub"}), "xsum").model_dump_json()
+    command = [sys.executable, str(COMMAND), "download", "--data", data, "--output", str(tmp_path)]
+    call = {"env": os.environ | environment(hub), "capture_output": True, "text": True, "timeout": 120}
+    killed = subprocess.Popen(command, env=call["env"])
+    until(lambda: any(tmp_path.rglob("*.incomplete")))
+    busy = subprocess.run(command, **call)
     assert busy.returncode == 1
     assert f"is being downloaded by process {killed.pid}" in busy.stderr
     killed.kill()
     killed.wait()
     assert not (tmp_path / "download.json").exists(), "half a download must not pass for a whole one"
-    done = program("download", data_set("xsum"), "--output", tmp_path, **environment(hub))
+    done = subprocess.run(command, **call)
     assert done.returncode == 0, done.stderr
     assert not any(tmp_path.rglob("*.incomplete"))

@@ -45,7 +45,7 @@ def finished(make_tree, tmp_path_factory):
 
 
 def test_every_strategy_reaches_the_test_loss_of_one_device(finished):
-    """From the same weights; figures that were not measured are empty cells."""
+    """From the same weights; the summary for people says so, too."""
     summary = pd.read_csv(finished.path / "results/summary.csv")
     assert len(summary) == 6
     assert set(summary.status) == {"done"}
@@ -60,15 +60,12 @@ def test_every_strategy_reaches_the_test_loss_of_one_device(finished):
     measured = ["wall_seconds", "samples_per_second", "peak_memory_bytes", "steps", "world_size"]
     assert (summary[measured] > 0).all().all()
     assert summary.metric_value.notna().all()
-
-
-def test_reports_say_where_they_come_from(finished):
+    text = (finished.path / "results/summary.md").read_text()
+    assert text.splitlines()[2].startswith(f"**{VERDICT}")
+    assert "Call: site local, data embedded, size small, seed 1, " in text
+    assert re.search(r"\| rounding alone \(twins\) \| \de[+-]\d+", text)
     report = finished.json("results/fsdp_tp/xsum/train.json")
-    assert report["mesh"] == {"dp_shard": 2, "tp": 2}
-    assert len(report["peak_memory_bytes"]) == 4
-    assert report["identity"]["data"] == finished.json("data/prepared/package_docstrings/dataset.json")["fingerprint"]
-    metrics = (finished.path / "results/fsdp_tp/xsum/metrics.jsonl").read_text()
-    assert report["steps"] == metrics.count('"kind": "train"')
+    assert (report["mesh"], len(report["peak_memory_bytes"])) == ({"dp_shard": 2, "tp": 2}, 4)
 
 
 def test_the_report_opens_in_a_browser(finished):
@@ -85,14 +82,6 @@ def test_the_report_opens_in_a_browser(finished):
     for name in drawn:
         assert "<svg" in (finished.path / f"results/charts/{name}.svg").read_text()
         assert len(pd.read_csv(finished.path / f"results/charts/{name}.csv")) > 0
-
-
-def test_summary_for_people_has_the_verdict_the_call_and_the_matrix(finished):
-    text = (finished.path / "results/summary.md").read_text()
-    assert text.splitlines()[2].startswith(f"**{VERDICT}")
-    assert "Call: site local, data embedded, size small, seed 1, " in text
-    assert re.search(r"\| single +\| \d\.\d+ +\|", text)
-    assert re.search(r"\| rounding alone \(twins\) \| \de[+-]\d+", text)
 
 
 def test_a_second_call_has_nothing_to_do_also_after_a_comment_and_a_change_of_code_of_no_run(finished):

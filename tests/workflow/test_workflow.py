@@ -11,60 +11,43 @@ import pytest
 from helpers.common import ROOT
 from shardlab.measure.collectives import COLLECTIVES
 
-MISTAKES = {
-    "unknown key `worklods`; did you mean `workloads`?": ["--config", "worklods=[mlp]", "--", "all"],
-    "there is no strategy 'fsdpp'; did you mean fsdp?": ["results/fsdpp/mlp.done"],
-}
-"""Words of the sentence that ends a call, and its arguments; tests/unit/test_bad_input.py has the others."""
-CALLS = {words: ["--profile", "workflow/profiles/local", *arguments] for words, arguments in MISTAKES.items()}
-CALLS |= {
+CALLS = {
+    "a key": ["--profile", "workflow/profiles/local", "--config", "worklods=[mlp]", "--", "all"],
+    "a strategy": ["--profile", "workflow/profiles/local", "results/fsdpp/mlp.done"],
     "no profile": ["-n", "all"],
     "slurm": ["--profile", "workflow/profiles/slurm", "-n", "--config", "site=engaging", "--", "all"],
     "no slurm": ["--profile", "workflow/profiles/slurm", "-n", "all"],
 }
+MISTAKES = {
+    "a key": "unknown key `worklods`; did you mean `workloads`?",
+    "a strategy": "there is no strategy 'fsdpp'; did you mean fsdp?",
+    "no slurm": "site local has no `slurm:` section",
+    "twice": "config/config.yaml is not YAML: the key `seed` is duplicated",
+}
+"""Call: words of the sentence that ends it; tests/unit/test_bad_input.py has the others."""
 
 
-@pytest.fixture(scope="module")
-def called(make_tree, tmp_path_factory):
-    """A copy of the project, and how each call ended there (null: well), with its output; the last one in another copy:
-    with a key of the configuration twice.
-    """
-    tree, twice = (make_tree(tmp_path_factory.mktemp("calls")) for _ in range(2))
+def test_calls_list_their_jobs_or_end_with_a_sentence_before_any(make_tree, tmp_path):
+    """In a copy of the project; one of them in another copy, with a key of the configuration twice."""
+    tree, twice = make_tree(tmp_path / "tree"), make_tree(tmp_path / "twice")
     with (twice.path / "config/config.yaml").open("a") as file:
         file.write("seed: 2\n")
     there = ["--snakefile", f"{twice.path}/Snakefile", "--directory", str(twice.path)]
     calls = CALLS | {"twice": [*there, "-n", "all"]}
     said = tree.run(sys.executable, str(ROOT / "tests/helpers/calls.py"), json.dumps([*calls.values()])).stdout
-    return tree, dict(zip(calls, json.loads(said.splitlines()[-1]), strict=True))
-
-
-@pytest.mark.parametrize("words", MISTAKES)
-def test_mistakes_end_the_call_before_any_job(called, words):
-    tree, calls = called
-    status, output = calls[words]
-    assert words in str(status), "Python's exit prints it, with status 1"
-    assert "Traceback" not in output
+    found = dict(zip(calls, json.loads(said.splitlines()[-1]), strict=True))
+    for name, words in MISTAKES.items():
+        status, output = found[name]
+        assert words in str(status), "Python's exit prints it, with status 1"
+        assert "Traceback" not in output
     assert not (tree.path / "data").exists()
     assert [path.name for path in (tree.path / "results").iterdir()] == ["README.md"]
-
-
-def test_slurm_profile_lists_the_jobs_without_slurm(called):
-    assert "site local has no `slurm:` section" in str(called[1]["no slurm"][0])
-    _, listed = called[1]["slurm"]
+    listed = found["slurm"][1]
     assert re.search(r"^train +62$", listed, re.MULTILINE)
     assert "Training llama2 under fsdp_tp" in listed
-
-
-def test_dry_run_needs_no_profile(called):
-    listed = called[1]["no profile"][1]
+    listed = found["no profile"][1]
     assert re.search(r"^total +274$", listed, re.MULTILINE)
     assert "discouraged" not in listed
-
-
-def test_a_configuration_file_is_checked_before_snakemake_reads_it(called):
-    status, output = called[1]["twice"]
-    assert "config/config.yaml is not YAML: the key `seed` is duplicated" in str(status)
-    assert "Traceback" not in output
 
 
 def test_a_run_that_fails_leaves_the_others_and_the_table_says_so(tree):
@@ -89,11 +72,8 @@ def test_a_run_that_fails_leaves_the_others_and_the_table_says_so(tree):
     folder = tree.path / "results/ddp" / diverging
     left = sorted(path.name for path in folder.rglob("*") if path.is_file())
     assert left == [".lock", "001.log", "attempts.json", "metrics.jsonl", "resolve.log", "run.json", "train.log"]
-    check_sweep(tree)
 
-
-def check_sweep(tree):
-    """After a call in which runs failed: variants, their table, and a further value that trains only itself."""
+    # Then variants, their table, and a further value that trains only itself.
     settings = ["--config", "strategies=[single]", "workloads=[mlp]", "recipe={max_steps: 3}", "noise_floor_runs=0"]
     tree.snakemake(*settings, "sweep={learning_rate: [0.01, 0.1], seed: [1, 2]}", "--", "all")
     assert "Not complete" not in (tree.path / "results/summary.md").read_text()

@@ -12,19 +12,14 @@ using Tensors = std::vector<at::Tensor>;
 using Started = c10::intrusive_ptr<c10d::Work>;
 
 struct Work final : c10d::Work {
-  Work(int rank, c10d::OpType type, Started started, Tensors reads, Tensors tensors, Clock done, int64_t divide_by)
+  Work(int rank, c10d::OpType type, Started started, Tensors reads, Tensors tensors, Clock done)
       : c10d::Work(rank, type), started(std::move(started)), reads(std::move(reads)), tensors(std::move(tensors)),
-        done(std::move(done)), divide_by(divide_by) {}
+        done(std::move(done)) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
-    if (!waited) {  // gloo's would copy its results once more, over those that were divided
+    if (!waited) {  // gloo's would copy its results once more
       started->wait(timeout);
       waited = true;
-      for (auto& tensor : tensors) {
-        if (divide_by > 1) {
-          on_cpu(tensor).div_(divide_by);
-        }
-      }
     }
     const auto read = std::move(reads);  // NCCL's keeps them until here, too; they end without the mutex (host_waits)
     Lock lock(state().mutex);
@@ -50,7 +45,6 @@ struct Work final : c10d::Work {
   Started started;
   Tensors reads, tensors;
   Clock done;
-  int64_t divide_by;
   bool waited = false;
 };
 
@@ -126,7 +120,7 @@ struct Collectives final : c10d::Backend {
   // Enqueue: `start` is given nothing and begins the work on the CPU.
   template <typename Start>
   Started enqueued(
-      c10d::OpType type, const Tensors& reads, const Tensors& writes, bool async, int64_t divide_by, Start start) {
+      c10d::OpType type, const Tensors& reads, const Tensors& writes, bool async, Start start) {
     const auto& first = writes.empty() ? reads.front() : writes.front();
     const int device = first.device().index();
     Clock done;
@@ -144,92 +138,79 @@ struct Collectives final : c10d::Backend {
       launch(there, accesses, c10d::opTypeToString(type));
       done = state().clocks[there];
     }
-    auto work = c10::make_intrusive<Work>(
-        getRank(), type, start(), reads, writes, std::move(done), divide_by);
+    auto work = c10::make_intrusive<Work>(getRank(), type, start(), reads, writes, std::move(done));
     if (!async) {
       work->wait(kNoTimeout);
     }
     return work;
   }
 
-  // gloo has no average: `start` is given the options of a sum.
-  template <typename Options, typename Start>
-  Started reduced(
-      c10d::OpType type, const Tensors& reads, const Tensors& writes, const Options& given, Start start) {
-    auto options = given;
-    const bool mean = options.reduceOp == c10d::ReduceOp::AVG;
-    if (mean) {
-      options.reduceOp = c10d::ReduceOp::SUM;
-    }
-    return enqueued(type, reads, writes, options.asyncOp, mean ? getSize() : 1, [&] { return start(options); });
-  }
-
   Started broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     auto same = on_cpu(tensors);
     const bool root = options.rootRank == getRank();
-    return enqueued(c10d::OpType::BROADCAST, root ? tensors : Tensors(), root ? Tensors() : tensors, options.asyncOp, 1,
+    return enqueued(c10d::OpType::BROADCAST, root ? tensors : Tensors(), root ? Tensors() : tensors, options.asyncOp,
                     [&] { return gloo->broadcast(same, options); });
   }
   Started allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     auto same = on_cpu(tensors);
-    return reduced(c10d::OpType::ALLREDUCE, {}, tensors, options,
-                   [&](const auto& sum) { return gloo->allreduce(same, sum); });
+    return enqueued(c10d::OpType::ALLREDUCE, {}, tensors, options.asyncOp,
+                    [&] { return gloo->allreduce(same, options); });
   }
   Started allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
     auto into = on_cpu(outputs);
     auto from = on_cpu(inputs);
-    return enqueued(c10d::OpType::ALLGATHER, inputs, flat(outputs), options.asyncOp, 1,
+    return enqueued(c10d::OpType::ALLGATHER, inputs, flat(outputs), options.asyncOp,
                     [&] { return gloo->allgather(into, from, options); });
   }
   Started gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
     auto into = on_cpu(outputs);
     auto from = on_cpu(inputs);
-    return enqueued(c10d::OpType::GATHER, inputs, flat(outputs), options.asyncOp, 1,
+    return enqueued(c10d::OpType::GATHER, inputs, flat(outputs), options.asyncOp,
                     [&] { return gloo->gather(into, from, options); });
   }
   Started scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
     auto into = on_cpu(outputs);
     auto from = on_cpu(inputs);
-    return enqueued(c10d::OpType::SCATTER, flat(inputs), outputs, options.asyncOp, 1,
+    return enqueued(c10d::OpType::SCATTER, flat(inputs), outputs, options.asyncOp,
                     [&] { return gloo->scatter(into, from, options); });
   }
   Started _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
     auto into = on_cpu(output), from = on_cpu(input);
-    return enqueued(c10d::OpType::_ALLGATHER_BASE, {input}, {output}, options.asyncOp, 1,
+    return enqueued(c10d::OpType::_ALLGATHER_BASE, {input}, {output}, options.asyncOp,
                     [&] { return gloo->_allgather_base(into, from, options); });
   }
   Started allgather_into_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
     auto into = on_cpu(outputs), from = on_cpu(inputs);
-    return enqueued(c10d::OpType::COALESCED, inputs, outputs, options.asyncOp, 1,
+    return enqueued(c10d::OpType::COALESCED, inputs, outputs, options.asyncOp,
                     [&] { return gloo->allgather_into_tensor_coalesced(into, from, options); });
   }
   Started _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
     auto into = on_cpu(output), from = on_cpu(input);
-    return reduced(c10d::OpType::_REDUCE_SCATTER_BASE, {input}, {output}, options,
-                   [&](const auto& sum) { return gloo->_reduce_scatter_base(into, from, sum); });
+    return enqueued(c10d::OpType::_REDUCE_SCATTER_BASE, {input}, {output}, options.asyncOp,
+                    [&] { return gloo->_reduce_scatter_base(into, from, options); });
   }
   Started reduce_scatter_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override {
     auto into = on_cpu(outputs), from = on_cpu(inputs);
-    return reduced(c10d::OpType::COALESCED, inputs, outputs, options,
-                   [&](const auto& sum) { return gloo->reduce_scatter_tensor_coalesced(into, from, sum); });
+    return enqueued(c10d::OpType::COALESCED, inputs, outputs, options.asyncOp,
+                    [&] { return gloo->reduce_scatter_tensor_coalesced(into, from, options); });
   }
   Started alltoall_base(
       at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
       const c10d::AllToAllOptions& options) override {
     auto into = on_cpu(output), from = on_cpu(input);
-    return enqueued(c10d::OpType::ALLTOALL_BASE, {input}, {output}, options.asyncOp, 1,
+    return enqueued(c10d::OpType::ALLTOALL_BASE, {input}, {output}, options.asyncOp,
                     [&] { return gloo->alltoall_base(into, from, output_sizes, input_sizes, options); });
   }
   Started send(Tensors& tensors, int to, int tag) override {
     auto same = on_cpu(tensors);
-    return enqueued(c10d::OpType::SEND, tensors, {}, true, 1, [&] { return gloo->send(same, to, tag); });
+    return enqueued(c10d::OpType::SEND, tensors, {}, true, [&] { return gloo->send(same, to, tag); });
   }
   Started recv(Tensors& tensors, int from, int tag) override {
     auto same = on_cpu(tensors);
-    return enqueued(c10d::OpType::RECV, {}, tensors, true, 1, [&] { return gloo->recv(same, from, tag); });
+    return enqueued(c10d::OpType::RECV, {}, tensors, true, [&] { return gloo->recv(same, from, tag); });
   }
   Started barrier(const c10d::BarrierOptions& options) override {
     return gloo->barrier(options);

@@ -3,7 +3,7 @@
 
 #include "runtime.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/ops/as_strided_native.h>
@@ -273,11 +273,6 @@ inline void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     } else if (value.isDevice() && value.toDevice().type() == kType) {
       call.meet(index_of(value.toDevice()));
       value = c10::Device(c10::kCPU);
-    } else if (value.isNone() && schema.arguments()[i].type()->str() == "Generator?") {
-      const int device = call.device < 0 ? current_device() : call.device;
-      auto& [seed, offset] = state().random[device];
-      value = at::detail::createCPUGenerator(seed * 6364136223846793005ULL + offset);
-      offset += 4;
     }
   }
   TORCH_CHECK(call.device >= 0, call.name, " has no tensor of the device");
@@ -300,12 +295,6 @@ inline void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     auto& value = (*stack)[i];
     if (value.isTensor()) {
       value = call.returned(value.toTensor(), schema.returns()[i - results].alias_info() == nullptr);
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& tensor : value.toTensorVector()) {
-        list.push_back(call.returned(tensor, false));
-      }
-      value = list;
     }
   }
 }

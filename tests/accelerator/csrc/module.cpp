@@ -201,6 +201,18 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   }
 }
 
+// Of check_gpu's bf16.
+using at::autocast::CastPolicy;
+#define LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+#define FLOAT(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  AT_FORALL_LOWER_PRECISION_FP(LOWER)
+  AT_FORALL_FP32(FLOAT)
+}
+
 }  // namespace sim
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
@@ -210,8 +222,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("device_count", &devices);
   m.def("current_device", &current_device);
   m.def("set_device", [](int device) { device_set = index_of(c10::Device(kType, c10::DeviceIndex(device))); });
-  m.def("random", [](int device) { return state().random.at(device); });
-  m.def("set_random", [](int device, uint64_t seed, uint64_t offset) { state().random.at(device) = {seed, offset}; });
   m.def("forbid_host_reads", [](bool forbid) { reads_forbidden = forbid; });
   py::class_<GroupOptions, c10::intrusive_ptr<GroupOptions>, c10d::Backend::Options>(m, "GroupOptions")
       .def("__deepcopy__", [](const GroupOptions& self, const py::object&) {

@@ -59,7 +59,6 @@ struct State {
   Clock host;
   std::list<HostCopy> copies;
   std::vector<c10::CachingDeviceAllocator::DeviceStats> stats;
-  std::vector<std::pair<uint64_t, uint64_t>> random;  // seed, offset
   int64_t streams = 0;
   std::map<StreamKey, std::list<Clock>> freed;  // what other streams may still do with memory that was given back
 };
@@ -75,7 +74,6 @@ inline State& state() {
   static State* one = [] {
     auto* made = new State;  // never deleted: tensors outlive static objects
     made->stats.resize(devices());
-    made->random.resize(devices(), {0, 0});
     return made;
   }();
   return *one;
