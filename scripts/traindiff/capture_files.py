@@ -162,8 +162,7 @@ class Capture:
 
     def before(self, step: int) -> Tensors:
         """Return the weights before a step."""
-        changed = self.tensors(f"step{step}/before")
-        return changed or self.tensors(f"step{step - 1}/weights" if step else "initial")
+        return self.tensors(f"step{step - 1}/weights" if step else "initial")
 
     def samples(self, step: int) -> "Samples | None":
         """Return the gradients of the samples of a step, if they are known."""

@@ -161,8 +161,6 @@ def _places(found: list[tuple[object, int, int]]) -> dict[object, str]:
 def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
     def rows(pair: Pair, step: int) -> Iterator[Row]:
         name = f"step{step}/{kind}"
-        if kind == "gradients" and pair.slack:
-            return
         pairs = [capture.tensors(name) for capture in (pair.actual, pair.reference)]
         if kind == "optimizer" and not all(each.names for each in pairs) and _has_updates(pair, step):
             return  # a state that is kept elsewhere; or none, as without momentum: then updates differ
@@ -194,21 +192,9 @@ def _states(pair: Pair, step: int, names: list[str]) -> Iterator[Row]:
 
     def slack(name: str) -> float:
         sizes = [_finite(largest(each[name].double())) for each in so_far if name in each]
-        return limits(name) * sum(sizes) + _apart(pair, step, _parameter(name))
+        return limits(name) * sum(sizes)
 
     yield from compare(names, pair, file, lambda capture: capture.tensors(file).__getitem__, limits, slack)
-
-
-def _apart(pair: Pair, step: int, name: str) -> float:
-    """Return how far weights are apart before a step, though equal so far: decay of the gradient brings that into
-    moments.
-    """
-    groups = [group for group in pair.reference.shown(step).get("groups") or [] if name in group["params"]]
-    if groups and not any(g.get("weight_decay", 1) and not g.get("decoupled_weight_decay") for g in groups):
-        return 0.0
-    own, other = (capture.before(step) for capture in pair.captures)
-    both = name in own and name in other and own[name].shape == other[name].shape
-    return _finite(largest(own[name].double() - other[name].double())) if both else 0.0
 
 
 def _parameter(name: str) -> str:
@@ -274,15 +260,6 @@ def _scale(file: Tensors) -> float:
     return max(_finite(largest(file[name].double())) for name in file.names)
 
 
-def _ranks(pair: Pair, step: int) -> Iterator[Row]:
-    """Say after which step ranks hold different weights, which should be the same."""
-    other, usual = (capture.shown(step + 1).get("other_weights") for capture in pair.captures)
-    if other and not usual:
-        yield Row(
-            "weights", 1.0, 0.5, f"after this step, rank {other[0]} has other values of {other[1]} than the first"
-        )
-
-
 def _weights(pair: Pair, step: int) -> Iterator[Row]:
     """Compare weights of which no update is known."""
     name = f"step{step}/weights"
@@ -341,14 +318,6 @@ def _initial(pair: Pair, step: int) -> Iterator[Row]:
         )
 
 
-def _before(pair: Pair, step: int) -> Iterator[Row]:
-    """Compare the weights before a step, if something else than the step before it changed those of one training."""
-    name = f"step{step}/before"
-    if any(capture.tensors(name) for capture in pair.captures) and all(each.before(step) for each in pair.captures):
-        names = [each for each in _parameters(pair, step) if all(each in c.before(step) for c in pair.captures)]
-        yield from compare(names, pair, name, lambda c: c.before(step).__getitem__, pair.limits(LIMITS, name))
-
-
 def _restored(pair: Pair) -> Iterator[Row]:
     """Compare a restored engine with the one that wrote the checkpoint: within the capture."""
     capture = pair.actual
@@ -369,7 +338,6 @@ STAGES: dict[str, Callable[[Pair, int], Iterator[Row]]] = {
     "samples": _samples,
     "schedule": _schedule,
     "initial weights": _initial,
-    "weights before it": _before,
     "output": outputs.rows,
     "loss": lambda pair, step: _numbers(pair, step, "loss"),
     "gradient": _tensors("gradients"),
@@ -377,7 +345,6 @@ STAGES: dict[str, Callable[[Pair, int], Iterator[Row]]] = {
     "clipped gradient": _tensors("clipped"),
     "optimizer state": _tensors("optimizer"),
     "update": _update,
-    "weights of ranks": _ranks,
     "weights": _weights,
     "buffers": _buffers,
     "reported loss": _reported,

@@ -7,16 +7,16 @@ from functools import lru_cache
 from traindiff import formulas, outputs, sample_weights
 from traindiff.capture_files import InputError
 from traindiff.comparison import stages
-from traindiff.fit import Fit, View, coefficient, listed, number, ranges
+from traindiff.fit import PART, Fit, View, coefficient, listed, number, ranges
 from traindiff.formulas import Formula, fewest, meaning
-from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage, owner
+from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage
 
-TENSORS = (*FILES, "update", "initial weights", "weights before it", "buffers")
+TENSORS = (*FILES, "update", "initial weights", "buffers")
 """Stages of which formulas recompute tensors."""
+NEAR_NORMS = 1e-5
+"""How near two norms are that are the same: several parts are looked at."""
 BEFORE_UPDATES = ("samples", "gradient", "clipped gradient", "optimizer state")
 """Stages that may differ where updates are equal: reduction or state inside the optimizer, for example."""
-ISLAND = 1e-5
-"""Largest part of a tensor in float64 that the rounding of float32 inside makes up."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,6 @@ class Diagnosis:
     """Formulas that hold, equally."""
     places: list[str] = field(default_factory=list)
     """Sentences about the place: what was seen, without a cause."""
-    hints: list[str] = field(default_factory=list)
-    """Sentences on what would tell more."""
     notes: list[str] = field(default_factory=list)
     """Sentences on what differs though updates are equal."""
 
@@ -79,19 +77,13 @@ def diagnose(pair: Pair) -> Diagnosis:
     notes = [
         _excused([stage for stage in excused if stage.kind == kind]) for kind in dict.fromkeys(s.kind for s in excused)
     ]
-    if pair.slack:
-        notes.append(
-            "This training's gradients are the reference's after clipping: it clips by its own code, and PyTorch's "
-            f"functions add 1e-6 to the norm. So differences up to {pair.slack:.1g} count as equal."
-        )
     notes += [f"Step {stage.step}, {stage.kind}: {row.name} {row.note}." for stage, row in _noted(compared)]
     if first is None:
         notes += sample_weights.disagreements(pair, pair.steps[-1])
         return Diagnosis(pair, compared, notes=notes)
     view = View(pair, first)
     causes = _causes(view)
-    places = _places(view, causes)
-    return Diagnosis(pair, compared, first, causes, places, _hints(view, causes), notes)
+    return Diagnosis(pair, compared, first, causes, _places(view, causes), notes)
 
 
 def _noted(compared: list[Stage]) -> list[tuple[Stage, Row]]:
@@ -107,7 +99,7 @@ def _excused(found: list[Stage]) -> str:
         return f"{steps}the samples have other names ({wrong.note}), but numbers show that they are the same."
     return (
         f"{steps}{kind} differs ({wrong.name}: {wrong.difference:.1e}), but all updates are equal, as where an "
-        "optimizer itself reduces gradients."
+        "optimizer itself reduces gradients, or the trainer clips them by its own code."
     )
 
 
@@ -154,13 +146,7 @@ def _equal(found: list[Stage]) -> bool:
 
 def _causes(view: View) -> list[Formula]:
     stage, pair = view.stage, view.pair
-    if any(row.note for row in stage.wrong) and stage.kind in TENSORS:
-        # A state that only one has: of parameters that are not updated?
-        later = [each for each in stages(pair) if each.step == stage.step and each.kind == "update" and each.wrong]
-        found = [each for update in later for each in formulas.explain(View(pair, update))]
-        found = [each for each in found if each.cause in ("in no optimizer that took a step", "no update")]
-        return found or _of_missing(view)
-    if any(not math.isfinite(row.difference) for row in stage.wrong) and stage.kind != "restored checkpoint":
+    if stage.kind in TENSORS and any(row.note or not math.isfinite(row.difference) for row in stage.wrong):
         return []
     if stage.kind == "samples":
         return _of_samples(view)
@@ -176,23 +162,14 @@ def _causes(view: View) -> list[Formula]:
         return formulas.explain(view)
     if stage.kind == "norm":
         return _of_norm(view)
-    if stage.kind in ("loss", "reported loss"):
-        return _of_loss(view)
+    if (
+        stage.kind == "loss"
+        and (ratio := stage.wrong[0].ratio)
+        and (means := meaning(pair, view.step, ratio, view.near))
+    ):
+        return [Formula("factor", number(ratio) + means, "loss = c x the reference's")]
     if stage.kind == "restored checkpoint":
         return _of_restored(view)
-    return []
-
-
-def _of_missing(view: View) -> list[Formula]:
-    """The setting in which the optimizers say that they differ, and by which one of them has other tensors."""
-    wrong = [row for row in view.stage.wrong if row.note]
-    if view.stage.kind != "optimizer state":
-        return []
-    parameters = {row.parameter for row in wrong}
-    equation = f"only one of the optimizers has {listed(sorted({row.name.rpartition('//')[2] for row in wrong}))}"
-    for (key, values), names in formulas.different_settings(view).items():
-        if key in (*formulas.STATES, "optimizer") and parameters <= {*names}:
-            return [Formula("settings", f"{key} {values}", equation, Fit(values=len(names)))]
     return []
 
 
@@ -202,25 +179,16 @@ def _of_samples(view: View) -> list[Formula]:
     own, others = _named(view.pair, 0, view.step), {s: _named(view.pair, 1, s) for s in view.pair.reference.steps}
     steps = [step for step, other in others.items() if own == other]
     text = f"those of step {steps[0]}" if steps and steps[0] != view.step else row.note
-    cause = "other samples"
     unknown = own.difference(*others.values())
-    if unknown and unknown == own:
+    if unknown == own:
         text = "the reference reads none of them in its steps"
-    # The name of a sample that has none is a digest of its values, and those are not of the sample alone.
-    if unknown and unknown == own - others[view.step] and all(isinstance(each, str) for each in unknown):
-        cause = "other inputs"
-        text = text if unknown == own else f"{row.note}; the reference reads none of these in its steps"
-        text += ": other samples, or the same ones, prepared otherwise"
-    if alike := _ranks_alike(view.pair, view.step):
-        text = f"ranks {ranges(alike)} read the same ones; {text}"
-    return [Formula(cause, text, "compared by their names", Fit(values=len(own)))]
-
-
-def _ranks_alike(pair: Pair, step: int) -> set[int]:
-    """Return the ranks, if they are several and each reads all samples."""
-    found = {(sample, rank) for sample, rank, _ in sample_weights.reads(pair, 0, step)}
-    samples, ranks = {sample for sample, _ in found}, {rank for _, rank in found}
-    return ranks if len(ranks) > 1 and len(found) == len(samples) * len(ranks) else set()
+    if any(isinstance(each, str) for each in unknown):  # a digest of values, which are not of the sample alone
+        text += "; or the same ones, prepared otherwise"
+    read = {(sample, rank) for sample, rank, _ in sample_weights.reads(view.pair, 0, view.step)}
+    ranks = {rank for _, rank in read}
+    if len(ranks) > 1 and len(read) == len(own) * len(ranks):
+        text = f"ranks {ranges(ranks)} read the same ones; {text}"
+    return [Formula("other samples", text, "compared by their names", Fit(values=len(own)))]
 
 
 def _named(pair: Pair, side: int, step: int) -> set[object]:
@@ -241,10 +209,9 @@ def _of_norm(view: View) -> list[Formula]:
     times = values[0] / values[1]
     shown = f"norm = {coefficient(times)} x that of the whole gradient"
     for text, part in _parts_of_norm(pair, step).items():
-        if formulas.is_square(part, times**2, 1.0, view):
+        off = abs(part - times**2)
+        if off <= min(4 * min(view.near, NEAR_NORMS) * times**2, view.limit(PART) * abs(1 - times**2)):
             return [Formula("norm of some", text, shown)]
-    if text := formulas.part_of_norm(view, times * formulas.norm_of(view, "gradients")):
-        return [Formula("norm of some", text, shown)]
     means = meaning(pair, step, times, view.near)
     is_plain = any(f"{each:.9g}" == f"{each:.2g}" for each in (times, 1 / times))
     return [Formula("norm with a factor", number(times) + means, shown)] if means or is_plain else []
@@ -265,25 +232,6 @@ def _parts_of_norm(pair: Pair, step: int) -> dict[str, float]:
     return found | {"replicated gradients count once for each rank": sum(own) / total}
 
 
-def _of_loss(view: View) -> list[Formula]:
-    """The loss alone, or a factor."""
-    ratio = view.stage.wrong[0].ratio
-    means = meaning(view.pair, view.step, ratio, view.near) if ratio is not None else ""
-    factor = f"{number(ratio)}{means}" if ratio is not None and means else ""
-    if view.stage.kind == "reported loss" or _is_alone(view):
-        text = "gradients and updates, where they are compared, are equal" + f"; it has a factor of {factor}" * bool(
-            factor
-        )
-        return [Formula("the report alone", text, "the loss is not what the gradient is of")]
-    return [Formula("factor", factor, "loss = c x the reference's")] if factor else []
-
-
-def _is_alone(view: View) -> bool:
-    """Return whether the gradients and updates of a step are compared, and equal."""
-    own = [stage for stage in stages(view.pair) if stage.step == view.step and stage.kind in ("gradient", "update")]
-    return any(stage.rows for stage in own) and not any(stage.wrong for stage in own)
-
-
 def _of_restored(view: View) -> list[Formula]:
     """A step that is another one, or an optimizer's state that is 0 or missing."""
     about, restored = view.pair.actual.about, view.pair.actual.tensors("restored/optimizer")
@@ -291,10 +239,9 @@ def _of_restored(view: View) -> list[Formula]:
     if "step" in wrong:
         late = about["resumed_at"] - view.pair.actual.steps[-1] - 1
         return [Formula("restored state", f"the step, {late} too late", "step = the saved one + k")]
-    names = [name.removeprefix("optimizer ") for name in wrong if name.startswith("optimizer ")]
-    if names == [each.removeprefix("optimizer ") for each in wrong] and not any(
-        name in restored and bool(restored[name].any()) for name in names
-    ):
+    names = [name.removeprefix("optimizer ") for name in wrong]
+    is_of_state = all(name.startswith("optimizer ") for name in wrong)
+    if is_of_state and not any(name in restored and bool(restored[name].any()) for name in names):
         return [Formula("restored state", "the optimizer's is not there", "state = 0")]
     return []
 
@@ -307,13 +254,7 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
     pair, stage = view.pair, view.stage
     found = []
     if stage.kind in TENSORS:
-        found += [
-            *_of_names(view),
-            *_not_finite(view),
-            *_one_sided(view),
-            *_settings(view),
-            *_rows(view),
-        ]
+        found += [each for place in _OF_TENSORS for each in place(view)]
     if stage.kind == "output":
         found += outputs.places(stage)
         modules = pair.reference.about.get("modules", {})
@@ -323,22 +264,18 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
         found += [f"{row.name}: {row.note}." for row in stage.wrong if row.note]
     if stage.kind == "initial weights":
         found.append("The trainings do not begin with the same weights: all later differences follow from that.")
-    if stage.kind == "weights before it":
-        names = [f"`{each.folder}`" for each in pair.captures if each.tensors(f"step{stage.step}/before")]
-        found.append(
-            f"Between this step and the one before, something other than the optimizer changed the weights of "
-            f"{' and of '.join(names)}."
-        )
-    if stage.kind == "gradient":
-        found += _of_losses(view)
     found += sample_weights.disagreements(pair, max(stage.step, 0))
-    return [each for each in found if each]
+    if not causes and stage.kind == "gradient" and not pair.reference.samples(stage.step):
+        found.append("`dumped.samples(losses)` in the reference, before `backward()`, would show each sample's weight.")
+    if not causes and stage.kind in TENSORS and view.limit(LIMITS) > LIMITS["F64"]:
+        found.append("With both trainings in float64, rounding would hide nothing.")
+    return found
 
 
 def _of_losses(view: View) -> list[str]:
     """Return what dumps' losses say of the forward pass."""
     own, usual = (capture.shown(view.step).get("loss") for capture in view.pair.captures)
-    if own is None or usual is None or view.pair.actual.ranks(view.step):
+    if view.stage.kind != "gradient" or own is None or usual is None or view.pair.actual.ranks(view.step):
         return []
     same = abs(own - usual) <= view.limit(SCALARS) * abs(usual)
     return [f"The loss is {own:.8g}, in the reference {'the same' if same else f'{usual:.8g}'}."]
@@ -351,13 +288,17 @@ def _of_names(view: View) -> list[str]:
     if stage.kind != "gradient" or not modules or not ranks:
         return []
     order = ranks[0].order
+
+    def returns(name: str) -> int:
+        """When the module of a parameter returns."""
+        return order.get(name.rpartition(".")[0], -1)
+
     names = [row.parameter for row in stage.wrong]
-    latest = max(names, key=lambda name: order.get(owner(name), -1))
-    own = " of a ".join([latest, *modules.get(owner(latest), [])[:1]])
-    right = [row.parameter for row in stage.rows if not row.differs]
-    after = [name for name in right if order.get(owner(name), -1) > order.get(owner(latest), -1)]
+    latest = max(names, key=returns)
+    own = " of a ".join([latest, *modules.get(latest.rpartition(".")[0], [])[:1]])
+    after = [row.parameter for row in stage.rows if not row.differs and returns(row.parameter) > returns(latest)]
     if after:
-        following = min(after, key=lambda name: order.get(owner(name), -1))
+        following = min(after, key=returns)
         return [f"In the backward pass, gradients are equal down to {following}, and differ from {own} on."]
     return [f"The gradient of {own}, the last module of the forward pass, differs already."] if len(names) > 1 else []
 
@@ -411,28 +352,4 @@ def _settings(view: View) -> list[str]:
     ]
 
 
-# What would tell more
-
-
-def _hints(view: View, causes: list[Formula]) -> list[str]:
-    """Return what would tell more than this comparison."""
-    pair, stage = view.pair, view.stage
-    if causes:
-        return []
-    precision = view.limit(LIMITS) if stage.kind in TENSORS else math.nan
-    most = max(row.difference for row in stage.wrong)
-    is_gradient = not pair.actual.ranks(pair.steps[0]) and stage.kind == "gradient"
-    found = {
-        "`dumped.samples(losses)` in the reference, before `backward()`: it shows the weight of each sample.": (
-            is_gradient and not pair.reference.samples(stage.step)
-        ),
-        "`--dtype float32`, if one of the models computes something in it: differences of this size may be its "
-        "rounding, or that of an approximation (of GELU, say).": precision == LIMITS["F64"] and most <= ISLAND,
-        "`--dtype bfloat16` (or float16), if one of the trainings computes in it, as under autocast: the difference "
-        "may be its rounding.": precision == LIMITS["F32"] and most <= LIMITS["BF16"],
-        "Both trainings in float64: rounding hides nothing then.": precision > LIMITS["F64"],
-        "`--twin`, the reference from weights moved by one rounding: it shows how far rounding grows.": (
-            pair.twin is None and precision > LIMITS["F64"] and stage.step > pair.steps[0]
-        ),
-    }
-    return [sentence for sentence, tells in found.items() if tells]
+_OF_TENSORS = (_of_names, _not_finite, _one_sided, _settings, _rows, _of_losses)

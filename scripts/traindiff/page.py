@@ -16,8 +16,6 @@ def markdown(found: Diagnosis, title: str) -> str:
             parts += ["## Cause" + "s that fit equally" * (len(found.causes) > 1), "", *_causes(found), ""]
         parts += ["## What was seen", "", *(f"- {sentence}" for sentence in found.places)] * bool(found.places)
         parts += ["", *(_tensors(found.first) if found.first.kind != "samples" else []), ""]
-        if found.hints:
-            parts += ["## What would tell more", "", *(f"- {sentence}" for sentence in found.hints), ""]
     parts += ["## What was compared", "", *_stages(found), ""]
     return "\n".join(parts)
 

@@ -3,8 +3,8 @@ sum is the reference's gradient, in which each counts once.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -42,12 +42,6 @@ class Partition:
     @property
     def plural(self) -> str:
         return PLURALS.get(self.kind, f"{self.kind}s")
-
-    def sums(self, values: Sequence[float]) -> dict[object, float]:
-        found: dict[object, float] = {}
-        for label, value in zip(self.labels, values, strict=True):
-            found[label] = found.get(label, 0.0) + value
-        return found
 
 
 @dataclass
@@ -159,7 +153,9 @@ def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
     if len({*targets}) != 1:  # else both are the same
         ways["samples"] = [1] * len(sums.samples)
     for what, counts in ways.items():
-        own = partition.sums(counts)
+        own: Counter[object] = Counter()
+        for label, count in zip(partition.labels, counts, strict=True):
+            own[label] += count
         if len({*own.values()}) < 2 or not all(own.values()):
             continue
         weights = torch.tensor([sum(counts) / own[label] for label in partition.labels], dtype=torch.float64)
@@ -168,15 +164,12 @@ def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
         if not times or not (fit := sums.fit(times * predicted, [])):
             continue
         view, shown = sums.view, listed((f"{each:g}" for each in own.values()), LISTED)
-        added = times * blocks
-        if view.same(added, 1, 10):
-            times = 1 / blocks
-            text = f"the mean of the {partition.plural}' means, not of all {what}"
-        elif view.same(added, blocks, 10):
-            text = f"all of {blocks} {partition.plural}' means are added"
+        if view.same(times * blocks, 1, 10):
+            times, text = 1 / blocks, f"the mean of the {partition.plural}' means, not of all {what}"
         else:
-            text = f"the {partition.plural}' means are added, times {number(times, view.near)}"
-            fit = Fit([times], fit.left, fit.values, fit.tensors)
+            text = f"the {blocks} {partition.plural}' means are added"
+            if not view.same(times, 1, 10):
+                text, fit = f"{text}, times {number(times, view.near)}", replace(fit, solved=[times])
         divisor = f"the number of {what} of its {partition.kind} ({shown})"
         equation = f"weight of a sample = {coefficient(times)} x {sum(counts)} / {divisor}"
         table = _table(sums.samples, (times * weights).tolist(), partition)
@@ -248,11 +241,10 @@ def _of_samples(sums: _Sums, fit: Fit) -> Iterator[Formula]:
             which = [row for row, each in enumerate(times) if each == count]
             places = {0: " (the step's first)", len(times) - 1: " (the step's last)"}
             parts.append(f"{count} times {listed((samples.label(r) + places.get(r, '') for r in which), 8)}")
-        rest = "" if abs(once - 1) <= near else f"; the others {number(once)} times"
-        yield Formula("weights of samples", f"{'; '.join(parts)}{rest}", shown, fit, table)
-        return
-    text = f"from {min(weights):.4g} to {max(weights):.4g} times the reference's"
-    yield Formula("size of each sample's part", text, shown, fit, table)
+        text = "; ".join(parts) + ("" if abs(once - 1) <= near else f"; the others {number(once)} times")
+    else:
+        text = f"from {min(weights):.4g} to {max(weights):.4g} times the reference's"
+    yield Formula("weights of samples", text, shown, fit, table)
 
 
 def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
@@ -263,24 +255,22 @@ def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
     if any(name in samples.indexed for name in samples.names):
         return  # norms are of whole gradients
     parts = sums.blocks(partition)
+
+    def clip(value: Tensor) -> Tensor:
+        return value * min(1.0, limit / (float(value.norm()) + 1e-6))
+
     for limit in limits:
-        total = torch.zeros_like(parts[0])
+        last = total = torch.zeros_like(parts[0])
         for part in parts:
             last = total + part
-            total = last * min(1.0, limit / (float(last.norm()) + 1e-6))
-        mean = torch.zeros_like(parts[0])
-        for part in parts:
-            own = len(parts) * part
-            mean += own * min(1.0, limit / (float(own.norm()) + 1e-6)) / len(parts)
-        for predicted, text in (
-            (last, f"after each {partition.kind}"),  # written before the last clipping, at the step's end
-            (total, f"after each {partition.kind}"),
-            (mean, f"of each {partition.kind} before the reduction"),
-        ):
+            total = clip(last)
+        mean = torch.stack([clip(len(parts) * part) for part in parts]).mean(0)
+        after = f"after each {partition.kind}"  # written before the last clipping, or after it
+        of_each = f"of each {partition.kind} before the reduction"
+        for predicted, text in ((last, after), (total, after), (mean, of_each)):
             if fit := sums.fit(predicted, []):
-                yield Formula(
-                    "clip of each block", f"to a norm of {limit:g} {text}", f"the norm is clipped {text}", fit
-                )
+                clipped = f"to a norm of {limit:g} {text}"
+                yield Formula("clip of each block", clipped, f"the norm is clipped {text}", fit)
                 return
 
 

@@ -106,7 +106,7 @@ def test_a_large_sample_is_sketched(tmp_path, monkeypatch):
         losses.sum().backward()
         optimizer.step()
     samples, gradients = (load_file(tmp_path / f"dump/{name}-0.safetensors") for name in ("samples", "gradients"))
-    assert sum(samples[name].shape[1] for name in gradients) == 30
+    assert 25 <= sum(samples[name].shape[1] for name in gradients) <= 35
     for name, value in gradients.items():
         kept = value.flatten()[samples.get(f"{name}//index", slice(None))]
         torch.testing.assert_close(samples[name].sum(0), kept)

@@ -111,7 +111,7 @@ def test_noise_has_no_formula(compare, part):
     noisy = {name: value + part * torch.randn(value.shape, generator=draw).double() for name, value in precise.items()}
     both = [{f"gradients-{step}": precise for step in (0, 1)} | last for last in ({"gradients-1": noisy}, {})]
     status, page = compare(*both)
-    assert (status, "; no formula fits.**" in page, "--dtype float32" in page) == (1, True, part < 1e-5)
+    assert (status, "; no formula fits.**" in page) == (1, True)
 
 
 def test_a_factor_must_leave_no_more_than_rounding_of_each_tensor(compare):
@@ -133,12 +133,6 @@ def test_as_many_unknowns_as_values_explain_nothing(tmp_path, weights, size):
     assert "no formula fits.**" in markdown(compared(other, reference), "")
 
 
-def test_a_cast(compare):
-    low = {name: value.bfloat16().float() for name, value in TENSORS.items()}
-    page = compare({"initial": low}, {"initial": TENSORS})[1]
-    assert "; cause: cast: this training's are rounded to bfloat16.**" in page
-
-
 @pytest.mark.parametrize(
     ("files", "says"),
     [
@@ -151,17 +145,10 @@ def test_what_looks_like_another_cause(compare, files, says):
     assert f"; {says}.**" in compare(files(True), files(False))[1]
 
 
-def test_a_gradient_of_another_step(compare):
-    reference = {f"gradients-{step}": {"up.weight": UP.roll(step, 0)} for step in range(3)}
-    _, page = compare(reference | {"gradients-1": {"up.weight": UP}}, reference)
-    assert "step 1, gradient (up.weight); cause: another step: that of step 0.**" in page
-
-
 def test_a_gradient_that_only_one_training_has_is_a_difference(compare):
     frozen = {"gradients-0": {"up.weight": UP}}
     assert "cause: no gradient: down.weight.**" in compare(frozen, {"gradients-0": TENSORS})[1]
     page = compare({"gradients-0": TENSORS}, frozen)[1]
-    assert "cause: no gradient: in the reference, of down.weight.**" in page
     assert re.search(r"Without a gradient in `\S+/reference`, where it counts as 0: down.weight.", page)
     assert compare(frozen, {"gradients-0": TENSORS | {"down.weight": 0 * DOWN.T}})[0] == 0
     # With a rate of 0, as without a gradient: the updates are equal.
