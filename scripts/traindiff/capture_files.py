@@ -88,8 +88,13 @@ class Tensors:
 
     def dtype(self, name: str) -> str:
         """Return the dtype of a tensor without reading it."""
-        found: str = self._file.get_slice(name).get_dtype()
+        file, own = self._at(name)
+        found: str = file._file.get_slice(own).get_dtype()
         return found
+
+    def _at(self, name: str) -> "tuple[Tensors, str]":
+        """Return the file that has a tensor, or its first part, and the tensor's name there."""
+        return self, name
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor in its own dtype; of a complex one the real and the imaginary part, along a last dimension.
@@ -104,7 +109,8 @@ class Tensors:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor without reading it."""
-        return tuple(self._file.get_slice(name).get_shape())
+        file, own = self._at(name)
+        return tuple(file._file.get_slice(own).get_shape())
 
     def __contains__(self, name: str) -> bool:
         return name in self.names

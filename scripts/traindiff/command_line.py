@@ -137,27 +137,21 @@ def _notes(pair: Pair, rules: Rules) -> list[str]:
             notes.append(
                 f"Steps {ranges(more)} are only in `{capture.folder}` and not compared; both must number steps from 0."
             )
-    found: dict[str, list[set[str]]] = {
-        kind: [_dtypes(capture, kind) for capture in captures] for kind in (*KINDS, "initial")
-    }
-    if not any(all(each) for each in found.values()):
+    found = {kind: [_has(capture, kind) for capture in captures] for kind in (*KINDS, "initial")}
+    if not any(map(all, found.values())):
         has = [_listed(LABELS.get(kind, kind) for kind in found if found[kind][place]) for place in (0, 1)]
         raise InputError(
             f"{captures[0].folder} has {has[0]}, {captures[1].folder} has {has[1]}; they have none of these in common."
         )
-    for name, (own, others) in found.items():
-        kind = LABELS.get(name, name)
-        if own and others and own != others:
-            dtypes = f"{_listed(own)} against {_listed(others)}"
-            notes.append(f"The {kind} are {dtypes}: the coarser dtype of a tensor sets its limit.")
-        if bool(own) != bool(others):
-            notes.append(f"Only `{captures[not own].folder}` has {kind}; they are not compared.")
+    for kind, (own, usual) in found.items():
+        if own != usual:
+            notes.append(f"Only `{captures[usual].folder}` has {LABELS.get(kind, kind)}; they are not compared.")
     return notes
 
 
-def _dtypes(capture: Capture, kind: str) -> set[str]:
+def _has(capture: Capture, kind: str) -> bool:
     names = [kind] if kind == "initial" else [f"step{step}/{kind}" for step in capture.steps]
-    return {dtype for name in names for dtype in capture.tensors(name).dtypes}
+    return any(capture.tensors(name).names for name in names)
 
 
 def _some(capture: Capture) -> str:

@@ -1,7 +1,7 @@
 """The stages of a step in the order in which they are computed, and how far two captures are apart in each."""
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -129,22 +129,16 @@ def _samples(pair: Pair, step: int) -> Iterator[Row]:
     if not all(found) or kinds[0].isdisjoint(kinds[1]) or (None not in hashed and hashed[0] != hashed[1]):
         return
     own, expected = (counted(pair, side, step) for side in (0, 1))
-    missing, more = expected - own, own - expected
-    again = Counter({sample: count for sample, count in more.items() if sample in expected})
     note = "; ".join(
-        f"{what} {listed((_read(sample, count) + places.get(sample, '') for sample, count in samples.items()), 8)}"
-        for what, samples, places in (
-            ("not read:", missing, _places(found[1])),
-            ("read in place of them:" if missing else "read in addition:", more - again, _places(found[0])),
-            ("read more often:", again, _places(found[0])),
+        what
+        + listed((f"{count} times " * (count > 1) + f"{name}{places.get(name, '')}" for name, count in each.items()), 8)
+        for what, each, places in (
+            ("not read: ", expected - own, _places(found[1])),
+            ("read instead, or more often: ", own - expected, _places(found[0])),
         )
-        if samples
+        if each
     )
     yield Row("samples", float(own != expected), 0.5, note)
-
-
-def _read(sample: object, count: int) -> str:
-    return f"{sample}, {count} times" if count > 1 else f"{sample}"
 
 
 def _places(found: list[tuple[object, int, int]]) -> dict[object, str]:
@@ -158,53 +152,45 @@ def _places(found: list[tuple[object, int, int]]) -> dict[object, str]:
     return places
 
 
-def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
+def _gradients(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
     def rows(pair: Pair, step: int) -> Iterator[Row]:
         name = f"step{step}/{kind}"
-        pairs = [capture.tensors(name) for capture in (pair.actual, pair.reference)]
-        if kind == "optimizer" and not all(each.names for each in pairs) and _has_updates(pair, step):
-            return  # a state that is kept elsewhere; or none, as without momentum: then updates differ
-        if all(pairs):
-            missing = [each for each in pairs[1].names if each not in pairs[0]]
-            missing = missing or [each for each in pairs[0].names if each not in pairs[1]]
-            is_of_others = {_parameter(each) for each in pairs[0].names}.isdisjoint(map(_parameter, pairs[1].names))
-            if missing and kind == "optimizer" and not is_of_others:
-                yield from (Row(each, float("inf"), 1.0, "missing in one of the two") for each in missing)
-            elif missing and not _is_subset(*pairs):
-                _same_names(pair, name)
-            names = [each for each in pairs[1].names if each in pairs[0]]
-            if kind == "optimizer":
-                yield from _states(pair, step, names)
-            else:
-                yield from _whole(pair, name, [*dict.fromkeys([*names, *missing])])
+        files = [capture.tensors(name) for capture in pair.captures]
+        if all(files):
+            own, usual = files
+            if not (own.names and usual.names and ({*own.names} <= {*usual.names} or {*own.names} >= {*usual.names})):
+                _same_names(pair, name)  # else, parameters of one training have no gradient
+            yield from _whole(pair, name, [*dict.fromkeys([*usual.names, *own.names])])
 
     return rows
 
 
-def _states(pair: Pair, step: int, names: list[str]) -> Iterator[Row]:
+def _states(pair: Pair, step: int) -> Iterator[Row]:
     """Compare an optimizer's tensors: a moment has the rounding of all gradients that it sums, also if they cancel.
 
     A step adds to its error no more than ``limit`` of its gradient's part, which is that of a difference of moments.
     """
     file = f"step{step}/optimizer"
+    own, usual = (capture.tensors(file) for capture in pair.captures)
+    if not own or not usual or (not (own.names and usual.names) and _has_updates(pair, step)):
+        return  # a state that is kept elsewhere; or none, as without momentum: then updates differ
+    if {_parameter(each) for each in own.names}.isdisjoint(map(_parameter, usual.names)):
+        _same_names(pair, file)
+    for name in dict.fromkeys([*usual.names, *own.names]):
+        if name not in own or name not in usual:
+            yield Row(name, math.inf, 1.0, "missing in one of the two")
     so_far = [pair.reference.tensors(f"step{each}/optimizer") for each in pair.reference.steps if each <= step]
     limits = pair.limits(LIMITS, file)
 
     def slack(name: str) -> float:
-        sizes = [_finite(largest(each[name].double())) for each in so_far if name in each]
-        return limits(name) * sum(sizes)
+        return limits(name) * sum(_finite(largest(each[name].double())) for each in so_far if name in each)
 
+    names = [name for name in usual.names if name in own]
     yield from compare(names, pair, file, lambda capture: capture.tensors(file).__getitem__, limits, slack)
 
 
 def _parameter(name: str) -> str:
     return name.split("//")[0]
-
-
-def _is_subset(*files: Tensors) -> bool:
-    """Return whether one file has all names of the other, and some: the others are of parameters without gradient."""
-    names, others = ({*file.names} for file in files)
-    return bool(names & others) and (names <= others or others <= names)
 
 
 def _update(pair: Pair, step: int) -> Iterator[Row]:
@@ -340,10 +326,10 @@ STAGES: dict[str, Callable[[Pair, int], Iterator[Row]]] = {
     "initial weights": _initial,
     "output": outputs.rows,
     "loss": lambda pair, step: _numbers(pair, step, "loss"),
-    "gradient": _tensors("gradients"),
+    "gradient": _gradients("gradients"),
     "norm": lambda pair, step: _numbers(pair, step, "norm"),
-    "clipped gradient": _tensors("clipped"),
-    "optimizer state": _tensors("optimizer"),
+    "clipped gradient": _gradients("clipped"),
+    "optimizer state": _states,
     "update": _update,
     "weights": _weights,
     "buffers": _buffers,

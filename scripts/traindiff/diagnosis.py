@@ -47,11 +47,7 @@ class Diagnosis:
             each = [cause.name for cause in self.causes]
             named = f"; cause: {each[0]}" if len(each) == 1 else f"; causes that fit equally: {', or '.join(each)}"
         step = "after the last step" if self.first.step < 0 else f"step {self.first.step}"
-        earlier = [each for each in self.pair.steps if each < self.first.step and self.pair.actual.unreduced(each)]
-        ranks = (
-            f" That is of the first rank; ranks hold different gradients from step {earlier[0]} on." if earlier else ""
-        )
-        return f"First difference: {step}, {self.first.kind}{count}{named}.{ranks}"
+        return f"First difference: {step}, {self.first.kind}{count}{named}."
 
 
 def diagnose(pair: Pair) -> Diagnosis:
@@ -153,11 +149,7 @@ def _causes(view: View) -> list[Formula]:
     if stage.kind == "output":
         return outputs.explain(pair, stage)
     if stage.kind == "gradient":
-        found = [*formulas.explain(view), *sample_weights.explain(view)]
-        best = fewest(found)
-        # Samples say more than the ranks' gradients alone: of which micro-batches.
-        partly = [each for each in found if each.cause == "not reduced" and each.table]
-        return partly if partly and [each.cause for each in best] == ["not reduced"] else best
+        return fewest([*formulas.explain(view), *sample_weights.explain(view)])
     if stage.kind in TENSORS:
         return formulas.explain(view)
     if stage.kind == "norm":
@@ -257,13 +249,8 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
         found += [each for place in _OF_TENSORS for each in place(view)]
     if stage.kind == "output":
         found += outputs.places(stage)
-        modules = pair.reference.about.get("modules", {})
-        if classes := modules.get(stage.wrong[0].module):
-            found.append(f"`{stage.wrong[0].module}` is a {classes[0]}.")
     elif stage.kind not in (*TENSORS, "samples"):
         found += [f"{row.name}: {row.note}." for row in stage.wrong if row.note]
-    if stage.kind == "initial weights":
-        found.append("The trainings do not begin with the same weights: all later differences follow from that.")
     found += sample_weights.disagreements(pair, max(stage.step, 0))
     if not causes and stage.kind == "gradient" and not pair.reference.samples(stage.step):
         found.append("`dumped.samples(losses)` in the reference, before `backward()`, would show each sample's weight.")
@@ -293,14 +280,11 @@ def _of_names(view: View) -> list[str]:
         """When the module of a parameter returns."""
         return order.get(name.rpartition(".")[0], -1)
 
-    names = [row.parameter for row in stage.wrong]
-    latest = max(names, key=returns)
+    latest = max((row.parameter for row in stage.wrong), key=returns)
     own = " of a ".join([latest, *modules.get(latest.rpartition(".")[0], [])[:1]])
     after = [row.parameter for row in stage.rows if not row.differs and returns(row.parameter) > returns(latest)]
-    if after:
-        following = min(after, key=returns)
-        return [f"In the backward pass, gradients are equal down to {following}, and differ from {own} on."]
-    return [f"The gradient of {own}, the last module of the forward pass, differs already."] if len(names) > 1 else []
+    following = min(after, key=returns, default="")
+    return [f"In the backward pass, gradients are equal down to {following}, and differ from {own} on."] * bool(after)
 
 
 def _not_finite(view: View) -> list[str]:
@@ -324,8 +308,6 @@ def _one_sided(view: View) -> list[str]:
             file = capture.tensors(view.file)
             if lacks := [name for name in view.names if name not in file]:
                 found.append(f"Without a gradient in `{capture.folder}`, where it counts as 0: {listed(lacks)}.")
-    if any(row.note for row in view.stage.wrong):
-        return [*found, "Some tensors are missing in one of the two trainings."]
     names = [row.name for row in view.stage.wrong if math.isfinite(row.difference)]
     if zero := [name for name in names if not bool(view.expected(name).any())]:
         found.append(f"0 in the reference: {listed(zero)}.")

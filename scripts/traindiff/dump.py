@@ -46,8 +46,8 @@ def dump(model: nn.Module, folder: str | Path, steps: int = 4) -> "Dump":
     micro-batches it has. Steps count from 0. A step that a GradScaler skips does not count.
 
     Files: `initial` (weights), and for each step N `gradients-N` (before clipping, unscaled), `clipped-N` (if they are
-    clipped), `weights-N`, `optimizer-N`, and `step-N.json`: settings of the optimizer, losses, norms, hashes of the
-    samples, ... Rank 0 writes. If ranks have different parameters (pipeline stages), the first rank of each stage
+    clipped), `weights-N`, `optimizer-N`, and `step-N.json`: settings of the optimizer, loss, hashes of the samples,
+    ... Rank 0 writes. If ranks have different parameters (pipeline stages), the first rank of each stage
     writes its own. If ranks hold different gradients of the same parameters, each writes its own, too:
     `unreduced-N.rankR`.
 
@@ -587,12 +587,9 @@ class Dump:
             facts["learning_rate"] = rates[0] if len(rates) == 1 else rates
         facts["groups"], facts["optimizer_steps"] = self.settings, sorted(self.counts)
         if sums:
-            facts["loss"], facts["losses"] = sum(sums) / len(sums), [each["losses"] for each in ranks]
+            facts["loss"] = sum(sums) / len(sums)
         if targets:
             facts["targets"] = sum(targets)
-        if not self.suffix:
-            norms = [float(value.double().norm()) for value in self.files["gradients"].values()]
-            facts["norm"] = math.hypot(*norms)
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / f"step-{self.step}.json").write_text(json.dumps(facts))
 

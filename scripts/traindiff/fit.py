@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cached_property
 
 import torch
@@ -22,8 +21,6 @@ NEAR = {"F64": 1e-6, "F32": 1e-4, "F16": 1e-2, "BF16": 1e-2}
 """How near two fitted numbers are that are the same, relative to them."""
 SAMPLE = 200_000
 """Values of all tensors from which unknowns are solved, evenly spread; what they leave is taken of all values."""
-DENOMINATOR = 32
-"""Largest denominator of a fraction that a page shows."""
 
 
 @dataclass(frozen=True)
@@ -195,23 +192,17 @@ class View:
 
 
 def number(value: float, near: float = NEAR["F64"]) -> str:
-    """Return a fitted number as text, with the fraction that it is; ``near``: how exact it is."""
+    """Return a fitted number as text; ``near``: how exact it is."""
     short = f"{value:.{2 if near >= NEAR['F16'] else 6}g}"
     if short == "1" and abs(value - 1) > near / 1000:
         return f"1 {'-' if value < 1 else '+'} {abs(value - 1):.1g}"
-    if near >= NEAR["F16"]:
-        return short
-    if abs(value) < 1e-12:
-        return "0"
-    fraction = Fraction(value).limit_denominator(DENOMINATOR) if math.isfinite(value) else Fraction(0)
-    is_fraction = fraction.denominator > 1 and abs(float(fraction) - value) < 2e-6 * abs(value)
-    return short + (f" ({fraction})" if is_fraction and short != f"{value:.2g}" else "")
+    return "0" if abs(value) < 1e-12 else short
 
 
 def coefficient(value: float) -> str:
     """Return a fitted number as text to be multiplied."""
     text = number(value)
-    return f"({text})" if " " in text.partition(" (")[0] else text
+    return f"({text})" if " " in text else text
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from traindiff.fit import Fit, Read, View, coefficient, listed, number
 from traindiff.pair import Pair
 
@@ -111,15 +108,17 @@ def known(pair: Pair, step: int) -> dict[str, int]:
 
 def meaning(pair: Pair, step: int, times: float, near: float) -> str:
     """Return which known numbers a factor is: " (as is the number of ranks, or ...)"; "" if it is none."""
-    given = known(pair, step)
-    plain = {name: float(value) for name, value in given.items()}
-    pairs = combinations(plain.items(), 2)
-    composed = {f"{name} times {other}": value * more for (name, value), (other, more) in pairs}
-    plain |= {f"1 / {name}": 1 / value for name, value in given.items()}
-    composed |= {f"1 / ({name})": 1 / value for name, value in composed.items()}
-    for meanings in (plain, composed):
-        if names := [name for name, value in meanings.items() if abs(times - value) <= near * value]:
-            return f" (as is {', and '.join(names)})"
+    given = {name: float(value) for name, value in known(pair, step).items()}
+    pairs = combinations(given.items(), 2)
+    composed = {f"({name} times {other})": value * more for (name, value), (other, more) in pairs}
+    targets = [capture.shown(step).get("targets") for capture in pair.captures]
+    if targets[0] and targets[1] and targets[0] != targets[1]:
+        given["this training's number of targets / the reference's"] = targets[0] / targets[1]
+    for numbers in (given, composed):
+        found = [name.strip("()") for name, value in numbers.items() if abs(times - value) <= near * value]
+        found += [f"1 / {name}" for name, value in numbers.items() if abs(times - 1 / value) <= near / value]
+        if found:
+            return f" (as is {', and '.join(found)})"
     scale = round(math.log2(times)) if times > 0 else 0
     if 2 ** abs(scale) >= SMALLEST_SCALE and abs(times / 2.0**scale - 1) <= near:
         return f", 2^{scale}, as of a loss scale"
@@ -218,23 +217,6 @@ def _decay(view: View) -> Iterator[Formula]:
     yield Formula("decay", text, f"{view.stage.kind} = the reference's + k x the weights before the step", fit)
 
 
-def _ranks(view: View) -> Iterator[Formula]:
-    """The mean, or the sum, of gradients that ranks did not reduce is the reference's."""
-    files = [*view.pair.actual.unreduced(view.step).values()]
-    names = [name for name in view.names if all(name in file for file in files)]
-    if len(files) < 2 or names != view.names:
-        return
-
-    def total(name: str) -> Tensor:
-        return torch.stack([file[name].double() for file in files]).sum(0)
-
-    if fit := view.solve(names, [total], of=view.expected):
-        what = "mean" if view.same(fit.solved[0], 1 / len(files)) else f"sum, times {number(fit.solved[0])},"
-        text = f"each rank has its own gradient; their {what} is the reference's"
-        shown = f"the {what} of the {len(files)} ranks' gradients = the reference's; each rank keeps its own"
-        yield Formula("not reduced", text, shown, exact(fit))
-
-
 # The optimizer
 
 
@@ -246,11 +228,6 @@ def moments(view: View) -> dict[str, tuple[float, float, float]]:
         if fit := _of_moments(view, key, names, view.expected):
             found[key] = fit[1]
     return found
-
-
-def is_square_of_gradients(key: str) -> bool:
-    """Return whether a moment, by its key or name, is one of squared gradients: of Adam, RMSprop, Adagrad."""
-    return key.endswith("_sq") or _key(key) in ("square_avg", "sum")
 
 
 def _key(name: str) -> str:
@@ -268,9 +245,9 @@ def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, 
         return None
     has_before = all(name in before for name in names)
     terms: list[Read] = [lambda name: before[name].double()] * has_before
-    terms.append(lambda name: gradient(name) ** (2 if is_square_of_gradients(key) else 1))
+    terms.append(lambda name: gradient(name) ** (2 if key.endswith("_sq") else 1))
     for more in ([], [view.before]):  # decay that is added to the gradient
-        if (not more or not is_square_of_gradients(key)) and (fit := view.solve(names, [*terms, *more], of)):
+        if (not more or not key.endswith("_sq")) and (fit := view.solve(names, [*terms, *more], of)):
             a, b, d = [0.0] * (not has_before) + fit.solved + [0.0] * (not more)
             return fit, (a, b, d)
     return None
@@ -278,8 +255,6 @@ def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, 
 
 def _moments(view: View) -> Iterator[Formula]:
     """m' = a' m before + b' g: other coefficients, a gradient with a factor, or moments that are lost."""
-    if view.stage.kind != "optimizer state" or any(row.note for row in view.stage.wrong):
-        return
     usual, fits, own = moments(view), [], {}
     for key in _keys(view.names):
         names = [name for name in view.names if _key(name) == key]
@@ -287,15 +262,11 @@ def _moments(view: View) -> Iterator[Formula]:
             return
         fits.append(found[0])
         own[key] = found[1]
-    fit = Fit(
-        [each for one in fits for each in one.solved],
-        max(each.left for each in fits),
-        sum(each.values for each in fits),
-        sum(each.tensors for each in fits),
-    )
+    solved = [each for one in fits for each in one.solved]
+    fit = Fit(solved, max(f.left for f in fits), sum(f.values for f in fits), sum(f.tensors for f in fits))
     shown = "; ".join(
         f"{key} = {coefficient(a)} x that before + {coefficient(b)} x g"
-        + "^2" * is_square_of_gradients(key)
+        + "^2" * key.endswith("_sq")
         + f" + {coefficient(d)} x w" * bool(d)
         for key, (a, b, d) in own.items()
     )
@@ -304,26 +275,25 @@ def _moments(view: View) -> Iterator[Formula]:
         if not usual and counted and counted != [0]:  # the reference goes on from moments of before the first step
             yield Formula("moments lost", "they begin with this step's gradient", shown, fit)
         return
-    near = 10 * view.near
     # Moments that do not differ are those of a factor of 1.
-    times = [abs(b / usual[key][1]) ** (0.5 if is_square_of_gradients(key) else 1) for key, (_, b, _) in own.items()]
+    times = [abs(b / usual[key][1]) ** (0.5 if key.endswith("_sq") else 1) for key, (_, b, _) in own.items()]
     times += [1.0] * (len(usual) - len(own))
-    sign = -1 if any(b / usual[key][1] < 0 for key, (_, b, _) in own.items()) else 1
-    same = all(abs(a - usual[key][0]) <= near for key, (a, *_) in own.items())
+    same = all(b / usual[key][1] >= 0 and abs(a - usual[key][0]) <= 10 * view.near for key, (a, b, _) in own.items())
     decays = all(view.same(d, usual[key][2], 100) for key, (*_, d) in own.items())
-    is_factor = same and decays and all(view.same(each, times[0], 3) for each in times)
-    if is_factor:
-        fit = replace(fit, solved=[sign * times[0]])
-    by_factor = is_factor and not any(key in COEFFICIENTS for key, _ in different_settings(view))
-    if by_factor:
-        shown_factor = f"gradient in the optimizer = {coefficient(sign * times[0])} x the reference's"
-        yield of_gradient(view, sign * times[0], fit, shown_factor)
-    if not decays or (by_factor and len(usual) > 1):
-        return
-    text = "; ".join(
-        f"{key}: {', not '.join(f'{a:.6g} and {b:.6g}' for a, b, _ in (own[key], usual[key]))}" for key in own
+    by_factor = (
+        same
+        and decays
+        and all(view.same(each, times[0], 3) for each in times)
+        and not any(key in COEFFICIENTS for key, _ in different_settings(view))
     )
-    yield Formula("coefficients of moments", text, shown, fit)
+    if by_factor:
+        equation = f"gradient in the optimizer = {coefficient(times[0])} x the reference's"
+        yield of_gradient(view, times[0], replace(fit, solved=times[:1]), equation)
+    if decays and not (by_factor and len(usual) > 1):
+        text = "; ".join(
+            f"{key}: {', not '.join(f'{a:.6g} and {b:.6g}' for a, b, _ in (own[key], usual[key]))}" for key in own
+        )
+        yield Formula("coefficients of moments", text, shown, fit)
 
 
 def settings(view: View, side: int) -> dict[str, dict[str, Any]]:
@@ -364,7 +334,7 @@ def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
 
 Formulas = Callable[[View], Iterable[Formula]]
 _OF: dict[str, tuple[Formulas, ...]] = {
-    "gradient": (_factor, _ranks, _previous, _decay),
+    "gradient": (_factor, _previous, _decay),
     "clipped gradient": (_factor, _decay),
     "optimizer state": (_factor, _moments, _decay),
     "update": (_factor, _decay),

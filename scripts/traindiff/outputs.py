@@ -239,41 +239,32 @@ def places(stage: Stage) -> list[str]:
 
 
 def explain(pair: Pair, stage: Stage) -> list[Formula]:
-    """Return the formulas that hold for the first output that differs."""
+    """Return the formula of a bias that is added, if it holds for the first output that differs."""
     row = stage.wrong[0]
     if row.where is None:
         return []
     limit = row.limit * max(largest(other[torch.isfinite(other)]) for _, other in row.where.values)
     wrong = [(value, other) for value, other in row.where.values if bool((~(distance(value, other) <= limit)).any())]
-    actual, expected = (torch.cat([each[side].flatten() for each in wrong]) for side in (0, 1))
-    if not bool(torch.isfinite(actual).all() and torch.isfinite(expected).all()):
+    expected = torch.cat([other.flatten() for _, other in wrong])
+    if not all(bool(each.isfinite().all()) for both in wrong for each in both):
         return []
-    found = []
     name = f"{row.module}.bias"
     initial = pair.reference.tensors("initial")
-    if name in initial and initial.shape(name)[-1] == wrong[0][0].shape[-1]:
-        off = torch.cat([(value - other).flatten(0, -2) for value, other in wrong])
-        off = off[(off.abs() > limit).any(1)]
-        bias = initial[name].double().expand_as(off)
-        if fit := _solve(pair, off, [bias], expected):
-            times = number(fit.solved[0])
-            found.append(
-                Formula("bias", f"{times} times {name} is added", f"output = the reference's + {times} x {name}", fit)
-            )
-    if fit := _solve(pair, actual - expected, [expected], expected):
-        times = number(1 + fit.solved[0])
-        found.append(Formula("factor of some", f"{times} ({row.name})", f"values = {times} x the reference's", fit))
-    return found
+    if name not in initial or initial.shape(name)[-1] != wrong[0][0].shape[-1]:
+        return []
+    off = torch.cat([(value - other).flatten(0, -2) for value, other in wrong])
+    off = off[(off.abs() > limit).any(1)]
+    if not (fit := _solve(pair, off, initial[name].double().expand_as(off), expected)):
+        return []
+    times = number(fit.solved[0])
+    return [Formula("bias", f"{times} times {name} is added", f"output = the reference's + {times} x {name}", fit)]
 
 
-def _solve(pair: Pair, off: Tensor, terms: list[Tensor], expected: Tensor) -> Fit | None:
-    """Return the fit of a difference by a sum of terms, if it holds (see fit.py)."""
-    matrix = torch.stack([term.flatten() for term in terms], 1)
-    solved = least_squares(matrix, off.flatten()) if off.numel() > len(terms) else None
+def _solve(pair: Pair, off: Tensor, term: Tensor, expected: Tensor) -> Fit | None:
+    """Return the fit of a difference by a multiple of a term, if it holds (see fit.py)."""
+    solved = least_squares(term.reshape(-1, 1), off.flatten()) if off.numel() > 1 else None
     if solved is None:
         return None
-    left, whole = float((off.flatten() - matrix @ solved).norm()), float(off.norm())
-    rounding = pair.limit(ROUNDING) * float(expected.norm())
-    return (
-        Fit(solved.tolist(), left / whole, off.numel(), 1) if left <= min(rounding, pair.limit(PART) * whole) else None
-    )
+    left, whole = float((off - solved * term).norm()), float(off.norm())
+    holds = left <= min(pair.limit(ROUNDING) * float(expected.norm()), pair.limit(PART) * whole)
+    return Fit(solved.tolist(), left / whole, off.numel(), 1) if holds else None

@@ -136,18 +136,11 @@ class Parts(Tensors):
         """The metadata of its first file."""
         return Tensors(self.paths[0]).metadata
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor's first part."""
-        file, former = self.places[name][0]
-        return file.shape(former)
+    def _at(self, name: str) -> tuple[Tensors, str]:
+        return self.places[name][0]
 
     def __bool__(self) -> bool:
         return True
-
-    def dtype(self, name: str) -> str:
-        """Return the dtype of a tensor's first part."""
-        file, former = self.places[name][0]
-        return file.dtype(former)
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor, joined.

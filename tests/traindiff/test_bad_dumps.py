@@ -41,7 +41,6 @@ DUMPS = {
         {"gradients": {"up": UP}},
         *("--merge", "up=2"),
     ),
-    "the files of other have no tensors; traindiff.dump writes them.": ({"gradients": {}}, GRADIENTS),
     "epoch=0-step=1.safetensors: its name does not say what it contains; name it gradients-N.safetensors (or clipped, "
     "optimizer, weights; N: the step, from 0), or initial.safetensors.": ({"epoch=0-step=1": TENSORS}, GRADIENTS),
     "other does not exist.": ({}, GRADIENTS),
@@ -57,7 +56,6 @@ DUMPS = {
         *(GRADIENTS, GRADIENTS),
         *("--merge", "*up=0"),
     ),
-    "--merge 'up=rows': rows is not a number.": (*(GRADIENTS, GRADIENTS), *("--merge", "up=rows")),
 }
 
 

@@ -72,9 +72,6 @@ def test_the_readme_lists_the_causes():
 def test_fsdp2_on_one_rank_equals_the_plain_loop(blocks, monkeypatch, capsys):
     status, page = compared(blocks, monkeypatch, capsys, "dumps/sharded", "dumps/one")
     assert (status, "**Nothing differs in steps 0-3.**" in page) == (0, True), page
-
-
-def test_the_reference_writes_gradients_of_single_samples(blocks):
     assert (blocks / "dumps/samples/samples-0.safetensors").exists()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_dumps import DOWN, GRADIENTS, TENSORS, UP, dump, times
+from tiny_dumps import GRADIENTS, TENSORS, UP, dump, times
 
 from traindiff import command_line
 
@@ -44,12 +44,10 @@ SAME = {
         GRADIENTS,
         *("--dtype", "bfloat16"),
     ),
-    "initial weights alone": (START, START),
 }
 NOTES = {
     "steps that only one has": ["Steps 2-3 are only in `", "**Nothing differs in steps 0-1.**"],
     "shards, joined in the order of the ranks": ["| 0 | gradient | 3 | 0.0e+00 |"],
-    "bf16": ["The gradients are BF16 against F32: the coarser dtype of a tensor sets its limit."],
 }
 
 
@@ -77,10 +75,6 @@ DIFFERENT = {
     "one tensor in bf16 loosens no other": (
         ({"gradients": times(1.01)}, {"gradients": TENSORS | {"down.weight": LOW["down.weight"]}}),
         "gradient (1 of 2, first up.weight)",
-    ),
-    "an imaginary part": (
-        [{"gradients": {"x": torch.complex(UP, sign * DOWN)}} for sign in (1, -1)],
-        "gradient (x)",
     ),
     "an infinite tensor hides no other one": (
         ({"gradients": times(2)}, {"gradients": TENSORS | {"up.weight": UP / 0}}),
