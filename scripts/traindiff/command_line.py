@@ -16,6 +16,8 @@ from traindiff.read_dumps import ENDING, Dump, Rules
 
 LABELS = {"clipped": "clipped gradients", "optimizer": "optimizer states", "initial": "initial weights"}
 """Names of the kinds of files in sentences, where they differ from those of the files."""
+EXAMPLES = {"rename": "'^module\\.='", "merge": "'.*up\\.weight=0'"}
+"""Options that are a rule with a '='."""
 
 
 def main(words: list[str] | None = None) -> int:
@@ -62,9 +64,9 @@ def pair(args: argparse.Namespace) -> Pair:
     Raises:
         InputError: an option is wrong, a folder or file cannot be read, or the dumps have nothing in common.
     """
-    merge = [(pattern, _dimension(pattern, dim)) for pattern, dim in _parts("merge", args.merge)]
-    plain = Rules([], merge, [_expression("skip", pattern) for pattern in args.skip])
-    rules = Rules(_parts("rename", args.rename), plain.merge, plain.skip, plain.matched)
+    merge = [(pattern, int(dim)) for pattern, dim in (_rule("merge", rule) for rule in args.merge)]
+    plain = Rules([], merge, [_rule("skip", rule)[0] for rule in args.skip])
+    rules = Rules([_rule("rename", rule) for rule in args.rename], plain.merge, plain.skip, plain.matched)
     actual = _read(args.other, rules)
     reference, twin = _read(args.reference, plain), _read(args.twin, plain) if args.twin else None
     for option in ("rename", "merge", "skip"):
@@ -82,29 +84,16 @@ def pair(args: argparse.Namespace) -> Pair:
     return found
 
 
-def _parts(option: str, rules: list[str]) -> list[tuple[str, str]]:
-    found = []
-    for rule in rules:
-        pattern, equals, value = rule.rpartition("=")
-        if not equals:
-            example = {"rename": "'^module\\.='", "merge": "'.*up\\.weight=0'"}[option]
-            raise InputError(f"--{option} {rule}: there is no '='; write it like this: --{option} {example}.")
-        found.append((_expression(option, pattern), value))
-    return found
-
-
-def _expression(option: str, pattern: str) -> str:
+def _rule(option: str, rule: str) -> tuple[str, str]:
+    """Return the regular expression of an option, and what follows its last '='."""
+    pattern, equals, value = (rule, "=", "") if option == "skip" else rule.rpartition("=")
+    if not equals or (option == "merge" and not value.isdigit()):
+        raise InputError(f"--{option} {rule}: write it like this: --{option} {EXAMPLES[option]}.")
     try:
         re.compile(pattern)
     except re.error as error:
         raise InputError(f"--{option} '{pattern}' is not a regular expression ({error}).") from None
-    return pattern
-
-
-def _dimension(pattern: str, value: str) -> int:
-    if not value.isdigit():
-        raise InputError(f"--merge '{pattern}={value}': {value or 'nothing'} is not a number.")
-    return int(value)
+    return pattern, value
 
 
 def _read(source: Path, rules: Rules) -> Capture:

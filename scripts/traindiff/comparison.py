@@ -102,8 +102,7 @@ def _number(name: str, value: Any, expected: Any, limit: float) -> Iterator[Row]
     if isinstance(value, int | float) and isinstance(expected, int | float):
         is_same = value == expected or (value != value and expected != expected)
         difference = 0.0 if is_same else abs(value - expected) / (abs(expected) or 1.0)
-        note, ratio = f"{value:.10g}, not {expected:.10g}", value / expected if expected else None
-        yield Row(name, difference, limit, note, ratio=ratio)
+        yield Row(name, difference, limit, f"{value:.10g}, not {expected:.10g}")
 
 
 def _reported(pair: Pair, step: int) -> Iterator[Row]:
@@ -117,7 +116,7 @@ def _reported(pair: Pair, step: int) -> Iterator[Row]:
 def _schedule(pair: Pair, step: int) -> Iterator[Row]:
     own, other = (capture.about.get("steps_in_all") for capture in pair.captures)
     if step == 0 and own and other:
-        yield Row("steps", float(own != other), 0.5, f"{own}, not {other}", ratio=own / other)
+        yield Row("steps", float(own != other), 0.5, f"{own}, not {other}")
     yield from _numbers(pair, step, "samples", "targets", "learning_rate")
 
 

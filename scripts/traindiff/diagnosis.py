@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from traindiff import formulas, outputs, sample_weights
 from traindiff.capture_files import InputError
-from traindiff.comparison import stages
+from traindiff.comparison import STAGES, stages
 from traindiff.fit import PART, Fit, View, coefficient, listed, number, ranges
 from traindiff.formulas import Formula, fewest, meaning
 from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage
@@ -101,40 +101,35 @@ def _excused(found: list[Stage]) -> str:
 
 def _updates_are_equal(pair: Pair, stage: Stage) -> bool:
     """Return whether a difference before the update does not reach any: all are equal, and the reference's not 0."""
-    updates, states, gradients = _later(pair)
+    updates, states, gradients = (_rows(pair, kind) for kind in ("update", "optimizer state", "gradient"))
+    of_step = [row for step, row in updates if step == stage.step]
+    equal = bool(updates) and not any(row.differs for _, row in updates)
     if stage.kind == "samples":
-        own = [each for each in gradients if each.step == stage.step]
-        if _equal(own) if own and not updates else _equal(updates):
+        own = [row for step, row in gradients if step == stage.step]
+        if equal or (own and not updates and not any(row.differs for row in own)):
             return True
         # All names are others: the samples are the same ones if a formula holds for the gradient.
-        return _is_disjoint(pair, stage.step) and any(bool(_causes(View(pair, each))) for each in own if each.wrong)
-    moved = any(
-        bool(pair.reference.updates(stage.step)(row.name).any())
-        for u in updates
-        if u.step == stage.step
-        for row in u.rows
-    )
-    if not _equal(updates) or not moved:
+        names = _named(pair, 0, stage.step)
+        is_disjoint = not any(names & _named(pair, 1, other) for other in pair.reference.steps)
+        own_stage = Stage(stage.step, "gradient", own)
+        return is_disjoint and bool(own_stage.wrong and _causes(View(pair, own_stage)))
+    if not equal or not any(bool(pair.reference.updates(stage.step)(row.name).any()) for row in of_step):
         return False
-    if stage.kind == "optimizer state" or any(each.wrong for each in states):
+    wrong = [row for _, row in states if row.differs]
+    if stage.kind == "optimizer state" or wrong:
         # A frozen parameter, and one whose rate is 0, differ in what only one of them has.
         files = [capture.tensors(f"step{stage.step}/{FILES[stage.kind]}") for capture in pair.captures]
         only_one_has = all((row.name in files[0]) != (row.name in files[1]) for row in stage.wrong)
-        return only_one_has and all(math.isinf(row.difference) for each in states for row in each.wrong)
+        return only_one_has and all(math.isinf(row.difference) for row in wrong)
     # A factor is hidden by clipping, or by Adam; that of a loss scale may be taken out inside the optimizer.
     found = formulas.explain(View(pair, stage)) if stage.kind == "gradient" else []
     return not any(cause.cause.startswith("factor") and "loss scale" not in cause.text for cause in found)
 
 
-@lru_cache(maxsize=1)
-def _later(pair: Pair) -> tuple[list[Stage], list[Stage], list[Stage]]:
-    every = [stage for stage in stages(pair) if stage.rows]
-    kinds = ("update", "optimizer state", "gradient")
-    return tuple([stage for stage in every if stage.kind == kind] for kind in kinds)  # type: ignore[return-value]
-
-
-def _equal(found: list[Stage]) -> bool:
-    return bool(found) and not any(stage.wrong for stage in found)
+@lru_cache(maxsize=3)
+def _rows(pair: Pair, kind: str) -> list[tuple[int, Row]]:
+    """Return the rows of a kind of stage in all steps, each with its step."""
+    return [(step, row) for step in pair.steps for row in STAGES[kind](pair, step)]
 
 
 # Causes
@@ -154,12 +149,6 @@ def _causes(view: View) -> list[Formula]:
         return formulas.explain(view)
     if stage.kind == "norm":
         return _of_norm(view)
-    if (
-        stage.kind == "loss"
-        and (ratio := stage.wrong[0].ratio)
-        and (means := meaning(pair, view.step, ratio, view.near))
-    ):
-        return [Formula("factor", number(ratio) + means, "loss = c x the reference's")]
     if stage.kind == "restored checkpoint":
         return _of_restored(view)
     return []
@@ -185,11 +174,6 @@ def _of_samples(view: View) -> list[Formula]:
 
 def _named(pair: Pair, side: int, step: int) -> set[object]:
     return {*sample_weights.counted(pair, side, step)}
-
-
-def _is_disjoint(pair: Pair, step: int) -> bool:
-    """Return whether the reference reads none of the samples of a step in any of its own."""
-    return not any(_named(pair, 0, step) & _named(pair, 1, other) for other in pair.reference.steps)
 
 
 def _of_norm(view: View) -> list[Formula]:
@@ -314,7 +298,7 @@ def _one_sided(view: View) -> list[str]:
     return found
 
 
-def _rows(view: View) -> list[str]:
+def _rows_of_matrix(view: View) -> list[str]:
     """Return which rows of a matrix differ, if it is one that does, and not all of them do."""
     if len(view.stage.wrong) > 1 or view.stage.wrong[0].note or view.expected(view.names[0]).dim() < 2:
         return []
@@ -334,4 +318,4 @@ def _settings(view: View) -> list[str]:
     ]
 
 
-_OF_TENSORS = (_of_names, _not_finite, _one_sided, _settings, _rows, _of_losses)
+_OF_TENSORS = (_of_names, _not_finite, _one_sided, _settings, _rows_of_matrix, _of_losses)

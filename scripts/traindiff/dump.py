@@ -9,11 +9,9 @@ Trainer, accelerate, Lightning or DeepSpeed; DDP, FSDP2, tensor parallelism, tor
 numpy and safetensors only: copy this file.
 """
 
-import atexit
 import functools
 import hashlib
 import json
-import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -88,7 +86,6 @@ class Dump:
     def begin(self) -> "Dump":
         """Watch the training from now on."""
         self.watch(self.stack)
-        atexit.register(self._warn)
         return self
 
     def end(self) -> None:
@@ -97,32 +94,20 @@ class Dump:
         Raises:
             RuntimeError: there was nothing to write: no optimizer step, or no gradients.
         """
-        self._stop()
+        self.stack.close()
         if not self.is_written:
-            raise RuntimeError(self._nothing)
+            raise RuntimeError(
+                f"{self.folder} is empty: while dump watched, no optimizer with parameters of this model took a step. "
+                "Give dump the model that is trained; its optimizer must be a torch.optim.Optimizer or DeepSpeed's."
+            )
 
     def __enter__(self) -> "Dump":
         return self.begin()
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        self._stop()
+        self.stack.close()
         if kind is None:
             self.end()
-
-    def _stop(self) -> None:
-        self.stack.close()
-        atexit.unregister(self._warn)
-
-    def _warn(self) -> None:
-        if not self.is_written:
-            print(f"traindiff: {self._nothing}", file=sys.stderr)
-
-    @property
-    def _nothing(self) -> str:
-        return (
-            f"{self.folder} is empty: while dump watched, no optimizer with parameters of this model took a step. Give "
-            "dump the model that is trained; its optimizer must be a torch.optim.Optimizer or DeepSpeed's."
-        )
 
     def _clear(self) -> None:
         self.stepped: list[Any] = []
@@ -324,10 +309,6 @@ class Dump:
             kinds = {"gradients": found}
             if self.before and self.before[0] == self.passes:
                 kinds = {"gradients": self.before[1], "clipped": found}
-                if self.facts.get("max_grad_norm") == math.inf and all(
-                    value.equal(self.before[1][name]) for name, value in found.items()
-                ):
-                    del kinds["clipped"]  # only the norm was wanted
             if self._compare_ranks(names, "clipped" in kinds):
                 kinds = {"gradients": found}
             # What another optimizer has, is its own when it steps; what none has, stays as it is here.

@@ -54,8 +54,6 @@ class Row:
     """The difference in words, where it is not a number."""
     where: Where | None = None
     """Of an output."""
-    ratio: float | None = None
-    """Of two numbers."""
 
     @property
     def parameter(self) -> str:

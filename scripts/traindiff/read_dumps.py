@@ -43,10 +43,7 @@ class Rules:
     def name(self, name: str) -> str:
         name = WRAPPERS.sub("", name)
         for pattern, new in self.rename:
-            try:
-                name, count = re.subn(pattern, new, name)
-            except (re.error, IndexError) as error:
-                raise InputError(f"--rename '{pattern}={new}': {new} is not a replacement ({error}).") from None
+            name, count = re.subn(pattern, new, name)
             self.matched |= {pattern} if count else set()
         return name
 
@@ -74,8 +71,6 @@ class Dump(Capture):
         self.files = {
             name: Parts(self, name, sorted(paths, key=_natural), rules) for name, paths in sorted(groups.items())
         }
-        if not any(each.names for each in self.files.values()):
-            raise InputError(f"the files of {folder} have no tensors; traindiff.dump writes them.")
         trained = [str(shown["dtype"]) for shown in self._shown.values() if shown.get("dtype") in NUMBERS]
         if trained:
             self.about["computed"] = max(trained, key=lambda dtype: LIMITS[NUMBERS[dtype]])

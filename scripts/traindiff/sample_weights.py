@@ -4,13 +4,13 @@ sum is the reference's gradient, in which each counts once.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 import torch
 from torch import Tensor
 
-from traindiff.capture_files import InputError, Samples
+from traindiff.capture_files import Samples
 from traindiff.fit import PART, ROUNDING, Fit, View, coefficient, least_squares, listed, number, ranges
 from traindiff.formulas import Formula, fewest
 from traindiff.pair import Pair
@@ -96,13 +96,13 @@ def explain(view: View) -> list[Formula]:
     samples = samples.with_gradient(every)
     samples.ids = [view.pair.sample(each) for each in samples.ids]
     for names in (every, [name for name in every if name in view.names]):
-        sums = _sums(view, samples, names, names is every) if names and len(samples) > 1 else None
+        sums = _sums(view, samples, names) if names and len(samples) > 1 else None
         if sums and (found := fewest(_formulas(sums))):
             return found
     return []
 
 
-def _sums(view: View, samples: Samples, names: list[str], is_whole: bool) -> _Sums | None:
+def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
     def column(side: int, step: int) -> Tensor:
         capture = view.pair.captures[side]
         read = view.pair.gradients(capture, f"step{step}/gradients")
@@ -113,11 +113,6 @@ def _sums(view: View, samples: Samples, names: list[str], is_whole: bool) -> _Su
     if not all(bool(torch.isfinite(each).all()) for each in (rows, actual, expected)):
         return None
     if float((rows.sum(0) - expected).norm()) > view.limit(ROUNDING) * float(expected.norm()):
-        if is_whole:
-            view.pair.actual.about.setdefault("notes", []).append(
-                "The gradients of the samples do not add up to the reference's: its samples are not independent (batch "
-                "norm, an auxiliary loss), it clips them in parts, or the file is of another step."
-            )
         return None
     more = [column(1, step) for step in view.pair.reference.steps if step != view.step and _has(view.pair, step, names)]
     known_rows = torch.cat([rows, *(each[None] for each in more)])
@@ -161,15 +156,14 @@ def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
         weights = torch.tensor([sum(counts) / own[label] for label in partition.labels], dtype=torch.float64)
         predicted = weights @ sums.rows
         times = float(sums.actual @ predicted) / float(predicted @ predicted)
-        if not times or not (fit := sums.fit(times * predicted, [])):
-            continue
         view, shown = sums.view, listed((f"{each:g}" for each in own.values()), LISTED)
-        if view.same(times * blocks, 1, 10):
-            times, text = 1 / blocks, f"the mean of the {partition.plural}' means, not of all {what}"
-        else:
-            text = f"the {blocks} {partition.plural}' means are added"
-            if not view.same(times, 1, 10):
-                text, fit = f"{text}, times {number(times, view.near)}", replace(fit, solved=[times])
+        is_mean = view.same(times * blocks, 1, 10)
+        times = 1 / blocks if is_mean else 1.0
+        if not (fit := sums.fit(times * predicted, [])):
+            continue
+        text = f"the {blocks} {partition.plural}' means are added"
+        if is_mean:
+            text = f"the mean of the {partition.plural}' means, not of all {what}"
         divisor = f"the number of {what} of its {partition.kind} ({shown})"
         equation = f"weight of a sample = {coefficient(times)} x {sum(counts)} / {divisor}"
         table = _table(sums.samples, (times * weights).tolist(), partition)
@@ -314,8 +308,6 @@ def reads(pair: Pair, side: int, step: int) -> list[tuple[object, int, int]]:
     if capture.ranks(step):
         return [*dict.fromkeys(found)]  # ranks that share samples have the same data_rank
     given = capture.shown(step).get("ids") or []
-    if not isinstance(given, list) or not all(isinstance(each, list) for each in given):
-        raise InputError(f"{capture.folder}: `ids` of step {step} are not a list for each rank; write them again.")
     return [
         (pair.sample(sample), rank, micro)
         for rank, micros in enumerate(given)

@@ -48,7 +48,7 @@ DUMPS = {
         *(GRADIENTS, GRADIENTS),
         *("--rename", "module.="),
     ),
-    "--rename up: there is no '='; write it like this: --rename '^module\\.='.": (
+    "--rename up: write it like this: --rename '^module\\.='.": (
         *(GRADIENTS, GRADIENTS),
         *("--rename", "up"),
     ),
