@@ -14,7 +14,6 @@ Of another trainer only gradients, clipped, optimizer and weights are needed, ea
 
 import json
 from collections.abc import Callable, Iterator
-from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -195,26 +194,16 @@ class Samples:
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
         self.names = [name for name in tensors.names if not name.endswith(INDEX)]
-        self.rows = tensors.shape(self.names[0])[0] if self.names else 0
+        sizes: Any = sum(tensors[name].double().flatten(1).norm(dim=1) ** 2 for name in self.names)
+        self.taken = [row for row, size in enumerate(sizes.tolist()) if size != 0]
+        """The rows that are looked at: others, without targets, have no gradient and can have any weight."""
         self.ids, self.targets, self.parts = (self._listed(key) for key in ("ids", "targets", "parts"))
-        self.taken = [*range(self.rows)]
-        """The rows that are looked at."""
         self.indexed = {name.removesuffix(INDEX) for name in tensors.names if name.endswith(INDEX)}
         """Parameters of which only some values are kept."""
 
     def _listed(self, key: str) -> list[Any]:
         found: list[Any] = json.loads(self.tensors.metadata.get(key, "[]"))
-        return found
-
-    def with_gradient(self, names: list[str]) -> "Samples":
-        """Return those rows that have a gradient: others, without targets, can have any weight."""
-        size = sum(self[name].norm(dim=1) ** 2 for name in names)
-        found = copy(self)
-        found.taken = [row for row, value in enumerate(torch.as_tensor(size).tolist()) if value != 0]
-        for key in ("ids", "targets", "parts"):
-            values = getattr(self, key)
-            setattr(found, key, values and [values[row] for row in found.taken])
-        return found
+        return found and [found[row] for row in self.taken]
 
     def __len__(self) -> int:
         return len(self.taken)

@@ -236,7 +236,7 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
     elif stage.kind not in (*TENSORS, "samples"):
         found += [f"{row.name}: {row.note}." for row in stage.wrong if row.note]
     found += sample_weights.disagreements(pair, max(stage.step, 0))
-    if not causes and stage.kind == "gradient" and not pair.reference.samples(stage.step):
+    if not causes and stage.kind == "gradient" and not pair.reference.tensors(f"step{stage.step}/samples"):
         found.append("`dumped.samples(losses)` in the reference, before `backward()`, would show each sample's weight.")
     if not causes and stage.kind in TENSORS and view.limit(LIMITS) > LIMITS["F64"]:
         found.append("With both trainings in float64, rounding would hide nothing.")
@@ -313,7 +313,7 @@ def _settings(view: View) -> list[str]:
     if view.stage.kind not in ("optimizer state", "update"):
         return []
     return [
-        f"The optimizer says {'a count of steps of' if key == 'count' else key} {values}: for {listed(names)}."
+        f"The optimizer says {key} {values}: for {listed(names)}."
         for (key, values), names in formulas.different_settings(view).items()
     ]
 

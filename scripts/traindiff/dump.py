@@ -85,8 +85,29 @@ class Dump:
 
     def begin(self) -> "Dump":
         """Watch the training from now on."""
-        self.watch(self.stack)
+        for handle in (
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+            # Before FSDP gathers its weights.
+            _core(self.model).register_forward_pre_hook(
+                torch.compiler.disable(self._input), with_kwargs=True, prepend=True
+            ),
+        ):
+            self.stack.callback(handle.remove)
+        for function in (clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_, torch.nn.utils.clip_grads_with_norm_):
+            # Also where it was imported by its name.
+            for module in [each for each in [*sys.modules.values()] if getattr(each, "__dict__", None)]:
+                for key in [key for key, value in [*vars(module).items()] if value is function]:
+                    _replace(self.stack, module, key, self._clip)
+        _replace(self.stack, FullyShardedDataParallel, "clip_grad_norm_", self._clip)
+        _replace(self.stack, Tensor, "backward", self._backward)
+        _replace(self.stack, torch.amp.GradScaler, "step", self._scaled_step)
+        _replace(self.stack, Join, "__enter__", _refuse_join)
+        if "deepspeed" in sys.modules:
+            _replace(self.stack, sys.modules["deepspeed"].DeepSpeedEngine, "step", self._engine_step)
         return self
+
+    __enter__ = begin
 
     def end(self) -> None:
         """Stop watching.
@@ -100,9 +121,6 @@ class Dump:
                 f"{self.folder} is empty: while dump watched, no optimizer with parameters of this model took a step. "
                 "Give dump the model that is trained; its optimizer must be a torch.optim.Optimizer or DeepSpeed's."
             )
-
-    def __enter__(self) -> "Dump":
-        return self.begin()
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         self.stack.close()
@@ -140,29 +158,6 @@ class Dump:
             self._clear()
             self.step += 1
         return self.step < self.steps
-
-    def watch(self, stack: ExitStack) -> None:
-        """Install the hooks; leaving the stack removes them."""
-        for handle in (
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-            # Before FSDP gathers its weights.
-            _core(self.model).register_forward_pre_hook(
-                torch.compiler.disable(self._input), with_kwargs=True, prepend=True
-            ),
-        ):
-            stack.callback(handle.remove)
-        for function in (clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_, torch.nn.utils.clip_grads_with_norm_):
-            # Also where it was imported by its name.
-            for module in [each for each in [*sys.modules.values()] if getattr(each, "__dict__", None)]:
-                for key in [key for key, value in [*vars(module).items()] if value is function]:
-                    _replace(stack, module, key, self._clip)
-        _replace(stack, FullyShardedDataParallel, "clip_grad_norm_", self._clip)
-        _replace(stack, Tensor, "backward", self._backward)
-        _replace(stack, torch.amp.GradScaler, "step", self._scaled_step)
-        _replace(stack, Join, "__enter__", _refuse_join)
-        if "deepspeed" in sys.modules:
-            _replace(stack, sys.modules["deepspeed"].DeepSpeedEngine, "step", self._engine_step)
 
     def samples(self, losses: Tensor, targets: Any = None) -> None:
         """Write the gradient of each sample of this (micro-)batch. Call it in the reference, before `backward()`.
@@ -548,8 +543,7 @@ class Dump:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{name}{self.suffix}.safetensors"
-        save_file(tensors, f"{path}.part", metadata)
-        Path(f"{path}.part").replace(path)
+        save_file(tensors, path, metadata)
 
     def _write_facts(self) -> None:
         facts = dict(self.facts)

@@ -13,10 +13,8 @@ from traindiff.pair import Pair
 
 SMALLEST_SCALE = 2**8
 """From this power of two on a factor may be a loss scale."""
-COEFFICIENTS = {"beta1", "beta2", "momentum", "dampening", "alpha"}
+COEFFICIENTS = {"betas", "momentum", "dampening", "alpha"}
 """Settings of moments."""
-DECOUPLED = {True: "of the update (AdamW)", False: "of the gradient (Adam)"}
-"""What decoupled_weight_decay says."""
 CHECKS = {
     "factor": "What divides or multiplies the loss and the gradients: ranks (a sum in place of a mean), micro-batches, "
     "targets, a loss scale that is not taken out again, a clip by the trainer's own code, or with another limit; of "
@@ -297,25 +295,18 @@ def _moments(view: View) -> Iterator[Formula]:
 
 
 def settings(view: View, side: int) -> dict[str, dict[str, Any]]:
-    """Return what an optimizer says of each parameter: numbers and words, the betas, and the steps before this one."""
+    """Return what an optimizer says of each parameter, and how many steps it counted before this one."""
     shown = view.pair.captures[side].shown(view.step)
     found: dict[str, dict[str, Any]] = {}
     twice: set[str] = set()
     for group in shown.get("groups") or []:
-        values = {key: value for key, value in group.items() if isinstance(value, int | float | str)}
-        values |= {f"beta{number}": beta for number, beta in enumerate(group.get("betas") or [], 1)}
+        values = {key: value for key, value in group.items() if key != "params"}
         if counts := shown.get("optimizer_steps"):
-            values["count"] = counts[0]
+            values["a count of steps of"] = counts[0]
         # What is in several groups, of several optimizers, has no settings of its own.
         twice |= found.keys() & {*group["params"]}
         found |= dict.fromkeys(group["params"], values)
     return {name: values for name, values in found.items() if name not in twice}
-
-
-def _said(key: str, value: Any) -> str:
-    if key == "decoupled_weight_decay":
-        return DECOUPLED[bool(value)]
-    return f"{value:.6g}" if type(value) in (int, float) else str(value)
 
 
 def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
@@ -323,12 +314,10 @@ def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
     own, usual = (settings(view, side) for side in (0, 1))
     found: dict[tuple[str, str], list[str]] = {}
     for name in (each for each in usual if each in own):
-        values, others = own[name], usual[name]
-        for key in sorted(values.keys() & others.keys()):
-            pair = (values[key], others[key])
-            if pair[0] != pair[1]:
-                text = ", not ".join(_said(key, value) for value in pair)
-                found.setdefault((key, text), []).append(name)
+        for key in sorted(own[name].keys() & usual[name].keys()):
+            value, other = own[name][key], usual[name][key]
+            if value != other:
+                found.setdefault((key, f"{value}, not {other}"), []).append(name)
     return found
 
 

@@ -228,8 +228,6 @@ def places(stage: Stage) -> list[str]:
     """Return at which samples, positions and features, and on which ranks, the first output differs."""
     where = stage.wrong[0].where
     found = []
-    if stage.before:
-        found.append(f"The previous output, that of {stage.before.module or 'the model'}, is equal.")
     for name, each in where.places.items() if where else ():
         wrong = [place for place, is_wrong in each.items() if is_wrong]
         if len(wrong) < len(each):

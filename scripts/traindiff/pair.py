@@ -1,5 +1,6 @@
 """Two captures that are compared, the rows and stages of a comparison, and up to which distance tensors are equal."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -64,6 +65,11 @@ class Row:
         return self.name.rpartition("/")[0]
 
     @property
+    def share(self) -> float:
+        """How much of its limit it takes; infinity for what is not a number."""
+        return self.difference / self.limit if self.difference == self.difference else math.inf
+
+    @property
     def differs(self) -> bool:
         """True if it is more than rounding."""
         return not self.difference <= self.limit
@@ -83,19 +89,9 @@ class Stage:
         return [row for row in self.rows if row.differs]
 
     @property
-    def before(self) -> Row | None:
-        """The row before the first one that differs."""
-        place = next((number for number, row in enumerate(self.rows) if row.differs), 0)
-        return self.rows[place - 1] if place else None
-
-    @property
     def worst(self) -> Row | None:
         """The row that is farthest apart relative to its limit."""
-        return max(
-            self.rows,
-            key=lambda row: row.difference / row.limit if row.difference == row.difference else 1e300,
-            default=None,
-        )
+        return max(self.rows, key=lambda row: row.share, default=None)
 
 
 @dataclass(frozen=True)

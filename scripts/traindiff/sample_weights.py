@@ -21,8 +21,6 @@ LISTED = 16
 """Most weights in a table."""
 MORE = 4
 """How often a sample is looked for."""
-NO_RANK = -1
-"""Rank and micro-batch of a sample that the other training does not read."""
 PLURALS = {"micro-batch": "micro-batches", "rank's micro-batch": "ranks' micro-batches"}
 
 
@@ -93,7 +91,6 @@ def explain(view: View) -> list[Formula]:
     if samples is None or not all(gradients) or not any(bool(view.actual(name).any()) for name in view.names):
         return []
     every = [name for name in samples.names if all(name in each for each in gradients)]
-    samples = samples.with_gradient(every)
     samples.ids = [view.pair.sample(each) for each in samples.ids]
     for names in (every, [name for name in every if name in view.names]):
         sums = _sums(view, samples, names) if names and len(samples) > 1 else None
@@ -108,22 +105,21 @@ def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
         read = view.pair.gradients(capture, f"step{step}/gradients")
         return torch.cat([samples.kept(name, read(name)) for name in names])
 
+    def has(step: int) -> bool:
+        file = view.pair.reference.tensors(f"step{step}/gradients")
+        return all(name in file for name in names)
+
     rows = torch.cat([samples[name] for name in names], 1)
     actual, expected = column(0, view.step), column(1, view.step)
     if not all(bool(torch.isfinite(each).all()) for each in (rows, actual, expected)):
         return None
     if float((rows.sum(0) - expected).norm()) > view.limit(ROUNDING) * float(expected.norm()):
         return None
-    more = [column(1, step) for step in view.pair.reference.steps if step != view.step and _has(view.pair, step, names)]
+    more = [column(1, step) for step in view.pair.reference.steps if step != view.step and has(step)]
     known_rows = torch.cat([rows, *(each[None] for each in more)])
     known_rows = known_rows / known_rows.norm(dim=1, keepdim=True).clamp(min=1e-300)
     values = torch.linalg.svdvals(known_rows)
     return _Sums(view, samples, names, rows, actual, int((values > view.limit(SINGULAR) * values[0]).sum()))
-
-
-def _has(pair: Pair, step: int, names: list[str]) -> bool:
-    file = pair.reference.tensors(f"step{step}/gradients")
-    return all(name in file for name in names)
 
 
 def _formulas(sums: _Sums) -> Iterator[Formula]:
@@ -271,7 +267,7 @@ def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
 def _label(block: object) -> str:
     if isinstance(block, tuple):
         return "/".join(map(_label, block))
-    return "none" if block == NO_RANK else str(block)
+    return str(block)
 
 
 def _table(samples: Samples, weights: list[float], partition: Partition | None) -> list[str]:
@@ -326,9 +322,9 @@ def counted(pair: Pair, side: int, step: int) -> Counter[object]:
 def _partitions(view: View, samples: Samples) -> Iterator[Partition]:
     """Yield divisions of the samples by the ranks and micro-batches that read them, if they are known."""
     own = {sample: (rank, micro) for sample, rank, micro in reads(view.pair, 0, view.step)}
-    if not own.keys() & {*samples.ids}:
+    if not own.keys() >= {*samples.ids} or not samples.ids:
         return
-    rank, micro = ([own.get(each, (NO_RANK, NO_RANK))[place] for each in samples.ids] for place in (0, 1))
+    rank, micro = ([own[each][place] for each in samples.ids] for place in (0, 1))
     for kind, labels in (("rank", rank), ("micro-batch", micro), ("part", samples.parts)):
         if len({*labels}) > 1:
             yield Partition(kind, tuple(labels))

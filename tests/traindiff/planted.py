@@ -130,11 +130,6 @@ def times(*weights):
     return lambda losses, which: losses * torch.tensor(weights)
 
 
-def uneven(step, micro=0, **_):
-    """Micro-batches of 3 and 5 samples."""
-    return slice(BATCH * step + 3 * micro, BATCH * step + (3, 8)[micro])
-
-
 def without_biases(parameters):
     return adamw([p for p in parameters if p.dim() > 1])
 
@@ -179,11 +174,6 @@ def split(folder):
         (folder / "refused").write_text("\n".join(said))
 
 
-def cleared(wrapped, micro):
-    """Clear what other micro-batches added."""
-    wrapped.zero_grad()
-
-
 def against(reference, says=None):
     """What a training is compared with, and what is said of it; None: nothing differs."""
     return {"reference": reference, "says": says}
@@ -202,10 +192,6 @@ ONE = {
     "plain": {"samples": True} | against("reference", "optimizer state; no clipping"),
     "over targets of micro-batches": {"micros": 2, "weigh": by_targets}
     | against("over targets", "gradient; means of blocks: the mean of the micro-batches' means, not of all targets"),
-    "uneven micro-batches not divided": {"micros": 2, "rows": uneven, "times": 2}
-    | against("plain", "gradient; means of blocks: the 2 micro-batches' means are added"),
-    "only the last micro-batch": {"micros": 2, "after_forward": cleared}
-    | against("plain", "gradient; lost blocks: of 2 micro-batches only this one counts: 1 (1 times)"),
     "the first sample twice": {"weigh": times(*[0.9 * n for n in (2, 1, 1, 1, 1, 1, 1, 0)])}
     | against(
         "plain",

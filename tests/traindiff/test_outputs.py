@@ -22,12 +22,12 @@ def whole(samples, length):
     return values.double()
 
 
-def write(folder, ranks, mesh, has_first_position=False):
+def write(folder, ranks, mesh):
     """A capture of one step; each rank: its place, its part of sequences, its micro-batches (samples, length of the
     sequences that it reads, outputs by name).
     """
     folder.mkdir()
-    about = {"dtype": "float64", "mesh": mesh, "has_first_position": has_first_position, "ranks": []}
+    about = {"dtype": "float64", "mesh": mesh, "has_first_position": False, "ranks": []}
     for number, (place, split, micro_batches) in enumerate(ranks):
         sequence = {"ranks": mesh.get("cp", 1), "rank": split, "head_tail": False}
         about["ranks"].append({"place": place, "data_rank": place.get("dp", 0), "sequence": sequence})
@@ -51,11 +51,11 @@ def micro_batch(samples, length, keep=slice(None), wrong=None):
     return samples, output.shape[1], {"up/0": output}
 
 
-def differs(tmp_path, ranks, mesh, single=None, **options):
+def differs(tmp_path, ranks, mesh, single=None):
     """Whether the output of `up` differs; None: it is not compared."""
     single = single or [micro_batch([0, 1], 8)]
     reference = write(tmp_path / "single", [({}, 0, single)], {})
-    pair = Pair(write(tmp_path / "other", ranks, mesh, **options), reference)
+    pair = Pair(write(tmp_path / "other", ranks, mesh), reference)
     return {row.name: row.differs for row in outputs.rows(pair, 0)}.get("up/0")
 
 
@@ -85,12 +85,6 @@ def test_losses_of_samples_are_a_sum_over_the_ranks_of_a_sequence_or_a_mean(tmp_
 
     ranks = [({"cp": cp}, cp, losses(slice(4 * cp, 4 * cp + 4), factor)) for cp in (0, 1)]
     assert differs(tmp_path, ranks, {"cp": 2}, losses(slice(None))) is (factor == 3)
-
-
-def test_ranks_without_the_first_position_have_no_class_token(tmp_path):
-    values = torch.ones(1, 4).double()
-    ranks = [({"cp": cp}, cp, [([0], 4, {"up/0": values * (1 - cp)})]) for cp in (0, 1)]
-    assert differs(tmp_path, ranks, {"cp": 2}, [([0], 8, {"up/0": values})], has_first_position=True) is False
 
 
 BIAS = torch.tensor([0.5, -1.0, 2.0]).double()
