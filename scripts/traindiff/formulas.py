@@ -41,9 +41,8 @@ CHECKS = {
     "norm with a factor": "What the norm of the gradients is multiplied or divided by.",
     "coefficients of moments": "The optimizer's betas, momentum and dampening.",
     "moments lost": "Whether the optimizer's state is loaded on a resume, before the first step.",
-    "rate": "The learning rate and its schedule: warm-up, number of steps, a scheduler that steps more than once.",
-    "factor of updates": "The learning rate and decay that the optimizer really has; clipping; whether it is the same "
-    "optimizer; which parameters are in which of its groups.",
+    "factor of updates": "The learning rate (its schedule, warm-up, a scheduler that steps more than once) and decay "
+    "that the optimizer really has; clipping; whether it is the same optimizer; which parameters its groups have.",
     "no update": "Whether the optimizer has these parameters and takes a step, and with a learning rate above 0.",
     "other samples": "The order, the epoch's seed, the sampler (shuffling, its rank and number of ranks), prefetching; "
     "how both prepare a sample (tokens, padding, truncation, augmentation).",
@@ -141,25 +140,12 @@ def _factor(view: View) -> Iterator[Formula]:
     times, some = 1 + fit.solved[0], "" if view.is_whole else f" ({listed(names)})"
     shown, text = f"{kind} = {coefficient(times)} x the reference's", number(times, view.near)
     if kind == "update":
-        yield _of_update(view, times, fit, shown, text + some)
+        yield Formula("factor of updates", text + some, shown, fit)
     elif kind in ("gradient", "clipped gradient") and not some:
         yield of_gradient(view, times, fit, shown)
     else:
         means = meaning(view.pair, view.step, times, view.near)
         yield Formula("factor of some" if some else "factor", text + means + some, shown, fit)
-
-
-def _of_update(view: View, times: float, fit: Fit, shown: str, text: str) -> Formula:
-    """Updates with a factor: of the rates that the trainings say, or of something else."""
-    own, usual = (capture.shown(view.step).get("learning_rate") for capture in view.pair.captures)
-    if isinstance(own, float) and isinstance(usual, float) and usual and view.same(own / usual, times, 10):
-        return Formula("rate", f"{own:.6g}, not {usual:.6g}", f"{shown}, as the rates that they say", exact(fit))
-    return Formula("factor of updates", text, shown, fit)
-
-
-def exact(fit: Fit) -> Fit:
-    """Return a fit whose unknown is a number that a training says."""
-    return replace(fit, solved=[])
 
 
 def norm_of(view: View, kind: str) -> float:
@@ -170,7 +156,7 @@ def norm_of(view: View, kind: str) -> float:
 
 def of_gradient(view: View, times: float, fit: Fit, shown: str) -> Formula:
     """c times the gradients of the reference; after the gradients, those that its optimizer gets."""
-    is_first = view.stage.kind == "gradient"
+    is_first, exact = view.stage.kind == "gradient", replace(fit, solved=[])
     clipped = norm_of(view, "clipped") or norm_of(view, "gradients")
     whole = norm_of(view, "gradients") or clipped
     own, clips = times * (whole if is_first else clipped), clipped < whole * (1 - view.near)
@@ -181,12 +167,12 @@ def of_gradient(view: View, times: float, fit: Fit, shown: str) -> Formula:
         return own < whole and any(view.same(own, norm * (1 + each / whole)) for each in (-1e-6, 0.0, 1e-6))
 
     if is_first and clips and clips_to(clipped):
-        return Formula("clip", f"to a norm of {own:.6g} as the reference, by its own code", shown, exact(fit))
+        return Formula("clip", f"to a norm of {own:.6g} as the reference, by its own code", shown, exact)
     if not is_first and clips and view.same(own, whole, 10):
-        return Formula("no clipping", "", f"{shown}: the gradients before clipping", exact(fit))
+        return Formula("no clipping", "", f"{shown}: the gradients before clipping", exact)
     if not is_first and clips_to(limit):
         shown = f"{shown}, whose norm then is the limit that the training says"
-        return Formula("clip", f"to a norm of {limit:.6g}", shown, exact(fit))
+        return Formula("clip", f"to a norm of {limit:.6g}", shown, exact)
     means = meaning(view.pair, view.step, times, max(view.near, 1e-5))
     text = number(times, view.near) + (means or f", to a norm of {own:.6g}" * (0 < own < whole))
     return Formula("factor", text, shown, fit)
@@ -270,7 +256,10 @@ def _moments(view: View) -> Iterator[Formula]:
     )
     if not usual.keys() >= own.keys():
         counted = view.pair.reference.shown(view.step).get("optimizer_steps")
-        if not usual and counted and counted != [0]:  # the reference goes on from moments of before the first step
+        is_first = view.step == view.pair.reference.steps[0]
+        if (
+            is_first and not usual and counted and counted != [0]
+        ):  # the reference goes on from moments of before the first step
             yield Formula("moments lost", "they begin with this step's gradient", shown, fit)
         return
     # Moments that do not differ are those of a factor of 1.

@@ -5,7 +5,6 @@ sum is the reference's gradient, in which each counts once.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -219,22 +218,17 @@ def _unreduced(weights: dict[object, float]) -> str:
 def _of_samples(sums: _Sums, fit: Fit) -> Iterator[Formula]:
     """Each sample has a weight of its own: some count several times, or not at all."""
     samples, near, weights = sums.samples, 100 * sums.view.near, fit.solved
-    size, once = max(map(abs, weights)), median(weights)
-    if max(weights) - min(weights) <= near * size:
+    if max(weights) - min(weights) <= near * max(map(abs, weights)):
         return
-    table = _table(samples, weights, None)
+    text = f"from {min(weights):.4g} to {max(weights):.4g} times the reference's"
+    times = [round(weight) for weight in weights]
+    if max(times) <= MORE and min(times) >= 0 and sums.fit(torch.tensor(times).double() @ sums.rows, []):
+        places = {0: " (the step's first)", len(times) - 1: " (the step's last)"}
+        named = [samples.label(row) + places.get(row, "") for row in range(len(times))]
+        counts = {count: [n for n, each in zip(named, times, strict=True) if each == count] for count in {*times} - {1}}
+        text = "; ".join(f"{count} times {listed(names, 8)}" for count, names in sorted(counts.items()))
     shown = "gradient = sum over the samples of a weight x their part of the reference's"
-    times = [round(weight / once) if once > near * size else -1 for weight in weights]
-    if max(times) <= MORE and min(times) >= 0 and sums.fit(once * torch.tensor(times).double() @ sums.rows, []):
-        parts = []
-        for count in sorted({*times} - {1}):
-            which = [row for row, each in enumerate(times) if each == count]
-            places = {0: " (the step's first)", len(times) - 1: " (the step's last)"}
-            parts.append(f"{count} times {listed((samples.label(r) + places.get(r, '') for r in which), 8)}")
-        text = "; ".join(parts) + ("" if abs(once - 1) <= near else f"; the others {number(once)} times")
-    else:
-        text = f"from {min(weights):.4g} to {max(weights):.4g} times the reference's"
-    yield Formula("weights of samples", text, shown, fit, table)
+    yield Formula("weights of samples", text, shown, fit, _table(samples, weights, None))
 
 
 def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:

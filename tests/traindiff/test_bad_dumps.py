@@ -11,7 +11,8 @@ DUMPS = {
         {"gradients": {"layer.up": UP}},
         {"gradients": {"up": UP}},
     ),
-    "up is (4, 4) in other and (8, 4) in reference; merge its shards (--merge), or compare trainings of the same model.": (
+    "up is (4, 4) in other and (8, 4) in reference; merge its shards (--merge), or compare trainings of the same "
+    "model.": (
         {"gradients": {"up": UP[:4]}},
         {"gradients": {"up": UP}},
     ),
