@@ -88,8 +88,7 @@ class Tensors:
     def dtype(self, name: str) -> str:
         """Return the dtype of a tensor without reading it."""
         file, own = self._at(name)
-        found: str = file._file.get_slice(own).get_dtype()
-        return found
+        return file._file.get_slice(own).get_dtype()
 
     def _at(self, name: str) -> "tuple[Tensors, str]":
         """Return the file that has a tensor, or its first part, and the tensor's name there."""
@@ -103,7 +102,7 @@ class Tensors:
         """
         if name not in self:
             raise missing(self.path, name)
-        tensor: Tensor = self._file.get_tensor(name)
+        tensor = self._file.get_tensor(name)
         return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -214,10 +213,8 @@ class Samples:
 
     def kept(self, name: str, value: Tensor) -> Tensor:
         """Return those values of a whole gradient that the rows have."""
-        if name + INDEX not in self.tensors:
-            return value.double().flatten()
-        flat = value.double().reshape(-1, *self.tensors[name].shape[2:])
-        return flat[self.tensors[name + INDEX]].flatten()
+        flat = value.double().flatten()
+        return flat[self.tensors[name + INDEX]] if name in self.indexed else flat
 
     def label(self, row: int) -> str:
         """Return the name of a row."""
@@ -230,17 +227,13 @@ class RankStep:
 
     def __init__(self, capture: Capture, step: int, rank: int, about: dict[str, Any]) -> None:
         self.rank, self.about = rank, about
+        self.place: dict[str, int] = about["place"]
+        """The rank's coordinate along each axis."""
         self.mesh: dict[str, int] = capture.about["mesh"]
         self._has_first_position: bool = capture.about["has_first_position"]
         path = rank_file(capture.folder, step, rank)
         self.tensors = Tensors(path)
         self.notes = read_json(path.with_suffix(".json"))
-
-    @property
-    def place(self) -> dict[str, int]:
-        """The rank's coordinate along each axis."""
-        place: dict[str, int] = self.about["place"]
-        return place
 
     @cached_property
     def order(self) -> dict[str, int]:
@@ -249,13 +242,11 @@ class RankStep:
 
     def samples(self, micro_batch: int) -> list[int]:
         """Return the samples of a micro-batch, without those that fill it up."""
-        found: list[int] = self.notes["indices"][micro_batch][: self.notes["counts"][micro_batch]]
-        return found
+        return self.notes["indices"][micro_batch][: self.notes["counts"][micro_batch]]
 
     def lengths(self, micro_batch: int) -> tuple[list[int], list[int]]:
         """Return how long this rank's parts of a micro-batch's sequences are, and how long those that it has whole."""
-        parts, wholes = self.notes["lengths"][micro_batch]
-        return parts, wholes
+        return tuple(self.notes["lengths"][micro_batch])
 
     def lacks(self, value: Tensor) -> bool:
         """Return whether an output is of the first position of a split sequence, which this rank does not have: what is

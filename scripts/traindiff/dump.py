@@ -318,7 +318,7 @@ class Dump:
             }
             self._refuse_parts(own)
             self._note_settings(optimizer, optimizer.param_groups, names)
-            weights = {} if self.is_written else {name: _whole(each) for each, name in names.items()}
+            weights = {} if self.is_written else {name: _whole(each) for each, name in names.items()} | self.initial
             self._write_before(kinds, weights, names)
         self.stepped.append(optimizer)
 
@@ -477,7 +477,7 @@ class Dump:
                     "with safetensors.torch.save_file, as gradients-N.tpR.safetensors (R: the rank), and compare "
                     "with --merge 'NAME=DIM'. If it should be the same, ranks do not begin with the same weights."
                 )
-            self._save("initial", self._kept(weights | self.initial))
+            self._save("initial", self._kept(weights))
             self.initial = {}
         self.is_written = True
         for kind, tensors in kinds.items():

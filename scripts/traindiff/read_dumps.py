@@ -17,7 +17,7 @@ from traindiff.capture_files import Capture, InputError, Tensors, missing, read_
 from traindiff.pair import LIMITS, NUMBERS
 
 ENDING = ".safetensors"
-FILE = re.compile(r"(initial|before|samples|gradients|clipped|optimizer|weights)(?:-(\d+))?(?:\..+)?")
+FILE = re.compile(r"(initial|samples|gradients|clipped|optimizer|weights)(?:-(\d+))?(?:\..+)?")
 """Kind and step of a file: gradients-0, weights-12.tp0; without a number of step 0."""
 WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Parts of names that torch.compile, FSDP1 and activation checkpointing add; DDP's `module.` see ``_wrapper``."""

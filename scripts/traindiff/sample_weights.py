@@ -5,6 +5,7 @@ sum is the reference's gradient, in which each counts once.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -220,13 +221,14 @@ def _of_samples(sums: _Sums, fit: Fit) -> Iterator[Formula]:
     samples, near, weights = sums.samples, 100 * sums.view.near, fit.solved
     if max(weights) - min(weights) <= near * max(map(abs, weights)):
         return
-    text = f"from {min(weights):.4g} to {max(weights):.4g} times the reference's"
-    times = [round(weight) for weight in weights]
-    if max(times) <= MORE and min(times) >= 0 and sums.fit(torch.tensor(times).double() @ sums.rows, []):
+    text, once = f"from {min(weights):.4g} to {max(weights):.4g} times the reference's", median(weights)
+    times = [round(weight / once) if once > near else -1 for weight in weights]
+    if max(times) <= MORE and min(times) >= 0 and sums.fit(once * torch.tensor(times).double() @ sums.rows, []):
         places = {0: " (the step's first)", len(times) - 1: " (the step's last)"}
         named = [samples.label(row) + places.get(row, "") for row in range(len(times))]
         counts = {count: [n for n, each in zip(named, times, strict=True) if each == count] for count in {*times} - {1}}
         text = "; ".join(f"{count} times {listed(names, 8)}" for count, names in sorted(counts.items()))
+        text += f"; the others {number(once)} times" * (abs(once - 1) > near)
     shown = "gradient = sum over the samples of a weight x their part of the reference's"
     yield Formula("weights of samples", text, shown, fit, _table(samples, weights, None))
 
@@ -259,9 +261,7 @@ def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
 
 
 def _label(block: object) -> str:
-    if isinstance(block, tuple):
-        return "/".join(map(_label, block))
-    return str(block)
+    return "/".join(map(str, block)) if isinstance(block, tuple) else str(block)
 
 
 def _table(samples: Samples, weights: list[float], partition: Partition | None) -> list[str]:

@@ -80,11 +80,9 @@ def train(folder, own=None, optimizer=adamw, clip=clip_grad_norm_, limit=None, m
             losses = losses / len(x) / micros
             if "weigh" in hooks:
                 losses = hooks["weigh"](losses, which)
-            if "after_forward" in hooks:
-                hooks["after_forward"](wrapped, micro)
             if hooks.get("samples"):
                 dumped.samples(losses, targets=TARGETS[which] if hooks["samples"] == "targets" else None)
-            (losses.sum() * hooks.get("times", 1)).backward()
+            losses.sum().backward()
             if "each_micro" in hooks:
                 hooks["each_micro"](own)
         if limit:
@@ -192,10 +190,10 @@ ONE = {
     "plain": {"samples": True} | against("reference", "optimizer state; no clipping"),
     "over targets of micro-batches": {"micros": 2, "weigh": by_targets}
     | against("over targets", "gradient; means of blocks: the mean of the micro-batches' means, not of all targets"),
-    "the first sample twice": {"weigh": times(2, 1, 1, 1, 1, 1, 1, 0)}
+    "the first sample twice": {"weigh": times(*[0.9 * n for n in (2, 1, 1, 1, 1, 1, 1, 0)])}
     | against(
         "plain",
-        "gradient; weights of samples: 0 times # (the step's last); 2 times # (the step's first)",
+        "gradient; weights of samples: 0 times # (the step's last); 2 times # (the step's first); the others 0.9 times",
     ),
     "weights of samples": {"weigh": times(*[0.5, 2, 1.25, 1, 0.3, 0.7, 3, 0.1])}
     | against("plain", "gradient; weights of samples: from 0.1 to 3 times the reference's"),
@@ -238,22 +236,18 @@ RESUMED = {
 }
 
 
-def after_forward(wrapped, micro):
+def synced(*micros):
     """The flag that DistributedDataParallel reads in its forward pass."""
-    wrapped.require_backward_grad_sync = micro == 1
-
-
-def never(wrapped, micro):
-    wrapped.require_backward_grad_sync = False
+    return lambda wrapped, micro: setattr(wrapped, "require_backward_grad_sync", micro in micros)
 
 
 DDP = {"wrap": DistributedDataParallel}
 RANKS = {
     "right with two micro-batches": {**DDP, "micros": 2} | against("plain"),
     "reduced in the optimizer": {"optimizer": lambda p: Reducing(p, RATE, weight_decay=0.1)} | against("plain"),
-    "never reduced": {**DDP, "before_forward": never}
+    "never reduced": {**DDP, "before_forward": synced()}
     | against("plain", "gradient; not reduced: only rank 0 of 2 counts, 2 times"),
-    "last micro-batch not reduced": {**DDP, "micros": 2, "after_forward": after_forward}
+    "last micro-batch not reduced": {**DDP, "micros": 2, "before_forward": synced(0)}
     | against("plain", "gradient; not reduced: micro-batch 1 of 2"),
     "each rank clips": {"clip": each_rank, "limit": CLIP}
     | against("reference", "gradient; clip of each block: to a norm of 0.2 of each rank before the reduction"),
