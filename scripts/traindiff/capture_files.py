@@ -168,11 +168,6 @@ class Capture:
         """Return the weights before a step."""
         return self.tensors(f"step{step - 1}/weights" if step else "initial")
 
-    def samples(self, step: int) -> "Samples | None":
-        """Return the gradients of the samples of a step, if they are known."""
-        file = self.tensors(f"step{step}/samples")
-        return Samples(file) if file.names else None
-
     def unreduced(self, step: int) -> dict[int, Tensors]:
         """Return the gradients of each rank, where ranks that should hold the same ones do not."""
         return {}

@@ -204,16 +204,6 @@ def _decay(view: View) -> Iterator[Formula]:
 # The optimizer
 
 
-def moments(view: View) -> dict[str, tuple[float, float, float]]:
-    """Return (a, b, d) of each kind of the reference's moments: m = a m before + b g + d w (of squares: of g^2)."""
-    found = {}
-    for key in _keys(row.name for row in view.stage.rows):
-        names = [row.name for row in view.stage.rows if _key(row.name) == key]
-        if fit := _of_moments(view, key, names, view.expected):
-            found[key] = fit[1]
-    return found
-
-
 def _key(name: str) -> str:
     return name.rpartition("//")[2]
 
@@ -223,6 +213,7 @@ def _keys(names: Iterable[str]) -> list[str]:
 
 
 def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, tuple[float, float, float]] | None:
+    """Return the fit and (a, b, d) of a kind of moments: m = a m before + b g + d w (of squares: of g^2)."""
     gradient = view.gradients
     before = view.pair.reference.tensors(f"step{view.step - 1}/optimizer")
     if gradient is None:
@@ -239,13 +230,17 @@ def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, 
 
 def _moments(view: View) -> Iterator[Formula]:
     """m' = a' m before + b' g: other coefficients, a gradient with a factor, or moments that are lost."""
-    usual, fits, own = moments(view), [], {}
+    fits, own, usual = [], {}, {}
     for key in _keys(view.names):
         names = [name for name in view.names if _key(name) == key]
         if not (found := _of_moments(view, key, names, view.actual)):
             return
         fits.append(found[0])
         own[key] = found[1]
+    every = [row.name for row in view.stage.rows]
+    for key in _keys(every):
+        if found := _of_moments(view, key, [name for name in every if _key(name) == key], view.expected):
+            usual[key] = found[1]
     solved = [each for one in fits for each in one.solved]
     fit = Fit(solved, max(f.left for f in fits), sum(f.values for f in fits), sum(f.tensors for f in fits))
     shown = "; ".join(

@@ -4,7 +4,6 @@ A rank has some samples of a batch, with context or sequence parallelism some of
 parallelism some of the features: which ones follows from its place and from the sizes.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,7 +35,8 @@ def rows(pair: Pair, step: int) -> Iterator[Row]:
                 if placed is None:
                     continue
                 value, expected, positions, features = placed
-                difference = _larger(difference, distance(value, expected))
+                # Of torch, as max() would miss what is not a number.
+                difference = largest(torch.tensor([difference, largest(distance(value, expected))]))
                 size = max(size, largest(expected[torch.isfinite(expected)]))
                 if twin:
                     moved, unmoved = (each.rows(name, rank.samples(micro)) for each in (twin, whole))
@@ -162,17 +162,9 @@ def _positions(rank: RankStep, micro: int, value: Tensor, length: int) -> Tensor
 
 def _aligned(value: Tensor, expected: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return both at the same positions, without those after the end of one of them."""
-    length = expected.shape[1]
-    if len(positions) == length == value.shape[1]:
-        return value, expected[:, positions] if _out_of_order(positions) else expected, positions
     positions = positions[: value.shape[1]]
-    inside = positions < length
+    inside = positions < expected.shape[1]
     return value[:, : len(positions)][:, inside], expected[:, positions[inside]], positions[inside]
-
-
-def _out_of_order(positions: Tensor) -> bool:
-    """Return whether positions are out of order, so that they have to be looked up."""
-    return not torch.equal(positions, torch.arange(len(positions)))
 
 
 def _pieces(length: int, *, ranks: int, rank: int, head_tail: bool) -> Tensor:
@@ -196,12 +188,6 @@ def _tensor_parallel(rank: RankStep) -> tuple[int, int]:
 def distance(value: Tensor, expected: Tensor) -> Tensor:
     """Return absolute differences: 0 also where both are the same infinity, such as masked scores."""
     return (value - expected).abs().masked_fill(value == expected, 0.0)
-
-
-def _larger(number: float, off: Tensor) -> float:
-    """Return the largest of these; nan if one is, which max() would miss."""
-    most = largest(off)
-    return number if math.isnan(number) or most <= number else most
 
 
 def _note(where: Where, rank: RankStep, micro: int, positions: Any, features: Any, off: Tensor, limit: float) -> None:

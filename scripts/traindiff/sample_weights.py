@@ -86,10 +86,11 @@ def explain(view: View) -> list[Formula]:
 
     Weights of the loss explain all parameters; those of a reduction that leaves some out, only the ones that differ.
     """
-    samples = view.pair.reference.samples(view.step)
+    file = view.pair.reference.tensors(f"step{view.step}/samples")
     gradients = [capture.tensors(f"step{view.step}/gradients") for capture in view.pair.captures]
-    if samples is None or not all(gradients) or not any(bool(view.actual(name).any()) for name in view.names):
+    if not file.names or not all(gradients) or not any(bool(view.actual(name).any()) for name in view.names):
         return []
+    samples = Samples(file)
     every = [name for name in samples.names if all(name in each for each in gradients)]
     samples.ids = [view.pair.sample(each) for each in samples.ids]
     for names in (every, [name for name in every if name in view.names]):
