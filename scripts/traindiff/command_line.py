@@ -80,7 +80,7 @@ def pair(args: argparse.Namespace) -> Pair:
     if args.dtype:
         actual.about["dtype"] = args.dtype
     found = Pair(actual, reference, twin)
-    actual.about["notes"] = [*_notes(found, rules)]
+    actual.about["notes"] = _notes(found)
     return found
 
 
@@ -112,7 +112,7 @@ def _read(source: Path, rules: Rules) -> Capture:
     return Dump(source, files, rules)
 
 
-def _notes(pair: Pair, rules: Rules) -> list[str]:
+def _notes(pair: Pair) -> list[str]:
     """Return what a reader has to know about what is compared.
 
     Raises:
