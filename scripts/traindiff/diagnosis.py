@@ -1,6 +1,7 @@
 """Where two trainings differ first, which formulas explain that, and what can only be said of the place."""
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -177,35 +178,26 @@ def _named(pair: Pair, side: int, step: int) -> set[object]:
 
 
 def _of_norm(view: View) -> list[Formula]:
-    """n' = the norm of a part of the gradients, of one rank's part, of all ranks' parts, or times a known number."""
+    """n' = the norm of one rank's part of the gradients, or times a known number."""
     pair, step = view.pair, view.step
     values = [capture.about["steps"][step]["norm"] for capture in pair.captures]
     if not all(math.isfinite(value) and value > 0 for value in values):
         return []
     times = values[0] / values[1]
     shown = f"norm = {coefficient(times)} x that of the whole gradient"
-    for text, part in _parts_of_norm(pair, step).items():
-        off = abs(part - times**2)
+    squares: dict[int, float] = defaultdict(float)
+    parts = {}
+    for rank in pair.actual.ranks(step):
+        for name, (norm, _, part) in rank.notes.get("gradients", {}).items():
+            squares[rank.rank] += norm**2
+            parts[name, tuple(part)] = norm**2
+    for of_rank, square in squares.items() if len(squares) > 1 else ():
+        off = abs(square / (sum(parts.values()) or 1.0) - times**2)
         if off <= min(4 * min(view.near, NEAR_NORMS) * times**2, view.limit(PART) * abs(1 - times**2)):
-            return [Formula("norm of some", text, shown)]
+            return [Formula("norm of some", f"of the part of rank {of_rank}", shown)]
     means = meaning(pair, step, times, view.near)
     is_plain = any(f"{each:.9g}" == f"{each:.2g}" for each in (times, 1 / times))
     return [Formula("norm with a factor", number(times) + means, shown)] if means or is_plain else []
-
-
-def _parts_of_norm(pair: Pair, step: int) -> dict[str, float]:
-    """Return parts of the squared norm of all gradients, by what they are of."""
-    ranks = pair.actual.ranks(step)
-    own, parts = [0.0] * len(ranks), {}
-    for rank in ranks:
-        for name, (norm, _, part) in rank.notes.get("gradients", {}).items():
-            own[rank.rank] += norm**2
-            parts[name, tuple(part)] = norm**2
-    if len(own) < 2 or not all(own):
-        return {}
-    total = sum(parts.values())
-    found = {f"of the part of rank {rank}": square / total for rank, square in enumerate(own)}
-    return found | {"replicated gradients count once for each rank": sum(own) / total}
 
 
 def _of_restored(view: View) -> list[Formula]:
