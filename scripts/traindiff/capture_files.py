@@ -14,7 +14,6 @@ Of another trainer only gradients, clipped, optimizer and weights are needed, ea
 
 import json
 from collections.abc import Callable, Iterator
-from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -88,8 +87,12 @@ class Tensors:
 
     def dtype(self, name: str) -> str:
         """Return the dtype of a tensor without reading it."""
-        found: str = self._file.get_slice(name).get_dtype()
-        return found
+        file, own = self._at(name)
+        return file._file.get_slice(own).get_dtype()
+
+    def _at(self, name: str) -> "tuple[Tensors, str]":
+        """Return the file that has a tensor, or its first part, and the tensor's name there."""
+        return self, name
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor in its own dtype; of a complex one the real and the imaginary part, along a last dimension.
@@ -99,12 +102,13 @@ class Tensors:
         """
         if name not in self:
             raise missing(self.path, name)
-        tensor: Tensor = self._file.get_tensor(name)
+        tensor = self._file.get_tensor(name)
         return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor without reading it."""
-        return tuple(self._file.get_slice(name).get_shape())
+        file, own = self._at(name)
+        return tuple(file._file.get_slice(own).get_shape())
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
@@ -162,13 +166,7 @@ class Capture:
 
     def before(self, step: int) -> Tensors:
         """Return the weights before a step."""
-        changed = self.tensors(f"step{step}/before")
-        return changed or self.tensors(f"step{step - 1}/weights" if step else "initial")
-
-    def samples(self, step: int) -> "Samples | None":
-        """Return the gradients of the samples of a step, if they are known."""
-        file = self.tensors(f"step{step}/samples")
-        return Samples(file) if file.names else None
+        return self.tensors(f"step{step - 1}/weights" if step else "initial")
 
     def unreduced(self, step: int) -> dict[int, Tensors]:
         """Return the gradients of each rank, where ranks that should hold the same ones do not."""
@@ -190,26 +188,16 @@ class Samples:
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
         self.names = [name for name in tensors.names if not name.endswith(INDEX)]
-        self.rows = tensors.shape(self.names[0])[0] if self.names else 0
+        sizes: Any = sum(tensors[name].double().flatten(1).norm(dim=1) ** 2 for name in self.names)
+        self.taken = [row for row, size in enumerate(sizes.tolist()) if size != 0]
+        """The rows that are looked at: others, without targets, have no gradient and can have any weight."""
         self.ids, self.targets, self.parts = (self._listed(key) for key in ("ids", "targets", "parts"))
-        self.taken = [*range(self.rows)]
-        """The rows that are looked at."""
         self.indexed = {name.removesuffix(INDEX) for name in tensors.names if name.endswith(INDEX)}
         """Parameters of which only some values are kept."""
 
     def _listed(self, key: str) -> list[Any]:
         found: list[Any] = json.loads(self.tensors.metadata.get(key, "[]"))
-        return found
-
-    def with_gradient(self, names: list[str]) -> "Samples":
-        """Return those rows that have a gradient: others, without targets, can have any weight."""
-        size = sum(self[name].norm(dim=1) ** 2 for name in names)
-        found = copy(self)
-        found.taken = [row for row, value in enumerate(torch.as_tensor(size).tolist()) if value != 0]
-        for key in ("ids", "targets", "parts"):
-            values = getattr(self, key)
-            setattr(found, key, values and [values[row] for row in found.taken])
-        return found
+        return found and [found[row] for row in self.taken]
 
     def __len__(self) -> int:
         return len(self.taken)
@@ -220,10 +208,8 @@ class Samples:
 
     def kept(self, name: str, value: Tensor) -> Tensor:
         """Return those values of a whole gradient that the rows have."""
-        if name + INDEX not in self.tensors:
-            return value.double().flatten()
-        flat = value.double().reshape(-1, *self.tensors[name].shape[2:])
-        return flat[self.tensors[name + INDEX]].flatten()
+        flat = value.double().flatten()
+        return flat[self.tensors[name + INDEX]] if name in self.indexed else flat
 
     def label(self, row: int) -> str:
         """Return the name of a row."""
@@ -236,17 +222,13 @@ class RankStep:
 
     def __init__(self, capture: Capture, step: int, rank: int, about: dict[str, Any]) -> None:
         self.rank, self.about = rank, about
+        self.place: dict[str, int] = about["place"]
+        """The rank's coordinate along each axis."""
         self.mesh: dict[str, int] = capture.about["mesh"]
         self._has_first_position: bool = capture.about["has_first_position"]
         path = rank_file(capture.folder, step, rank)
         self.tensors = Tensors(path)
         self.notes = read_json(path.with_suffix(".json"))
-
-    @property
-    def place(self) -> dict[str, int]:
-        """The rank's coordinate along each axis."""
-        place: dict[str, int] = self.about["place"]
-        return place
 
     @cached_property
     def order(self) -> dict[str, int]:
@@ -255,13 +237,11 @@ class RankStep:
 
     def samples(self, micro_batch: int) -> list[int]:
         """Return the samples of a micro-batch, without those that fill it up."""
-        found: list[int] = self.notes["indices"][micro_batch][: self.notes["counts"][micro_batch]]
-        return found
+        return self.notes["indices"][micro_batch][: self.notes["counts"][micro_batch]]
 
     def lengths(self, micro_batch: int) -> tuple[list[int], list[int]]:
         """Return how long this rank's parts of a micro-batch's sequences are, and how long those that it has whole."""
-        parts, wholes = self.notes["lengths"][micro_batch]
-        return parts, wholes
+        return tuple(self.notes["lengths"][micro_batch])
 
     def lacks(self, value: Tensor) -> bool:
         """Return whether an output is of the first position of a split sequence, which this rank does not have: what is

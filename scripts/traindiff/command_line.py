@@ -16,6 +16,8 @@ from traindiff.read_dumps import ENDING, Dump, Rules
 
 LABELS = {"clipped": "clipped gradients", "optimizer": "optimizer states", "initial": "initial weights"}
 """Names of the kinds of files in sentences, where they differ from those of the files."""
+EXAMPLES = {"rename": "'^module\\.='", "merge": "'.*up\\.weight=0'"}
+"""Options that are a rule with a '='."""
 
 
 def main(words: list[str] | None = None) -> int:
@@ -62,9 +64,9 @@ def pair(args: argparse.Namespace) -> Pair:
     Raises:
         InputError: an option is wrong, a folder or file cannot be read, or the dumps have nothing in common.
     """
-    merge = [(pattern, _dimension(pattern, dim)) for pattern, dim in _parts("merge", args.merge)]
-    plain = Rules([], merge, [_expression("skip", pattern) for pattern in args.skip])
-    rules = Rules(_parts("rename", args.rename), plain.merge, plain.skip, plain.matched)
+    merge = [(pattern, int(dim)) for pattern, dim in (_rule("merge", rule) for rule in args.merge)]
+    plain = Rules([], merge, [_rule("skip", rule)[0] for rule in args.skip])
+    rules = Rules([_rule("rename", rule) for rule in args.rename], plain.merge, plain.skip, plain.matched)
     actual = _read(args.other, rules)
     reference, twin = _read(args.reference, plain), _read(args.twin, plain) if args.twin else None
     for option in ("rename", "merge", "skip"):
@@ -78,33 +80,20 @@ def pair(args: argparse.Namespace) -> Pair:
     if args.dtype:
         actual.about["dtype"] = args.dtype
     found = Pair(actual, reference, twin)
-    actual.about["notes"] = [*_notes(found, rules)]
+    actual.about["notes"] = _notes(found)
     return found
 
 
-def _parts(option: str, rules: list[str]) -> list[tuple[str, str]]:
-    found = []
-    for rule in rules:
-        pattern, equals, value = rule.rpartition("=")
-        if not equals:
-            example = {"rename": "'^module\\.='", "merge": "'.*up\\.weight=0'"}[option]
-            raise InputError(f"--{option} {rule}: there is no '='; write it like this: --{option} {example}.")
-        found.append((_expression(option, pattern), value))
-    return found
-
-
-def _expression(option: str, pattern: str) -> str:
+def _rule(option: str, rule: str) -> tuple[str, str]:
+    """Return the regular expression of an option, and what follows its last '='."""
+    pattern, equals, value = (rule, "=", "") if option == "skip" else rule.rpartition("=")
+    if not equals or (option == "merge" and not value.isdigit()):
+        raise InputError(f"--{option} {rule}: write it like this: --{option} {EXAMPLES[option]}.")
     try:
         re.compile(pattern)
     except re.error as error:
         raise InputError(f"--{option} '{pattern}' is not a regular expression ({error}).") from None
-    return pattern
-
-
-def _dimension(pattern: str, value: str) -> int:
-    if not value.isdigit():
-        raise InputError(f"--merge '{pattern}={value}': {value or 'nothing'} is not a number.")
-    return int(value)
+    return pattern, value
 
 
 def _read(source: Path, rules: Rules) -> Capture:
@@ -123,7 +112,7 @@ def _read(source: Path, rules: Rules) -> Capture:
     return Dump(source, files, rules)
 
 
-def _notes(pair: Pair, rules: Rules) -> list[str]:
+def _notes(pair: Pair) -> list[str]:
     """Return what a reader has to know about what is compared.
 
     Raises:
@@ -137,27 +126,21 @@ def _notes(pair: Pair, rules: Rules) -> list[str]:
             notes.append(
                 f"Steps {ranges(more)} are only in `{capture.folder}` and not compared; both must number steps from 0."
             )
-    found: dict[str, list[set[str]]] = {
-        kind: [_dtypes(capture, kind) for capture in captures] for kind in (*KINDS, "initial")
-    }
-    if not any(all(each) for each in found.values()):
+    found = {kind: [_has(capture, kind) for capture in captures] for kind in (*KINDS, "initial")}
+    if not any(map(all, found.values())):
         has = [_listed(LABELS.get(kind, kind) for kind in found if found[kind][place]) for place in (0, 1)]
         raise InputError(
             f"{captures[0].folder} has {has[0]}, {captures[1].folder} has {has[1]}; they have none of these in common."
         )
-    for name, (own, others) in found.items():
-        kind = LABELS.get(name, name)
-        if own and others and own != others:
-            dtypes = f"{_listed(own)} against {_listed(others)}"
-            notes.append(f"The {kind} are {dtypes}: the coarser dtype of a tensor sets its limit.")
-        if bool(own) != bool(others):
-            notes.append(f"Only `{captures[not own].folder}` has {kind}; they are not compared.")
+    for kind, (own, usual) in found.items():
+        if own != usual:
+            notes.append(f"Only `{captures[usual].folder}` has {LABELS.get(kind, kind)}; they are not compared.")
     return notes
 
 
-def _dtypes(capture: Capture, kind: str) -> set[str]:
+def _has(capture: Capture, kind: str) -> bool:
     names = [kind] if kind == "initial" else [f"step{step}/{kind}" for step in capture.steps]
-    return {dtype for name in names for dtype in capture.tensors(name).dtypes}
+    return any(capture.tensors(name).names for name in names)
 
 
 def _some(capture: Capture) -> str:

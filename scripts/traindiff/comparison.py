@@ -1,7 +1,7 @@
 """The stages of a step in the order in which they are computed, and how far two captures are apart in each."""
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -102,8 +102,7 @@ def _number(name: str, value: Any, expected: Any, limit: float) -> Iterator[Row]
     if isinstance(value, int | float) and isinstance(expected, int | float):
         is_same = value == expected or (value != value and expected != expected)
         difference = 0.0 if is_same else abs(value - expected) / (abs(expected) or 1.0)
-        note, ratio = f"{value:.10g}, not {expected:.10g}", value / expected if expected else None
-        yield Row(name, difference, limit, note, ratio=ratio)
+        yield Row(name, difference, limit, f"{value:.10g}, not {expected:.10g}")
 
 
 def _reported(pair: Pair, step: int) -> Iterator[Row]:
@@ -117,7 +116,7 @@ def _reported(pair: Pair, step: int) -> Iterator[Row]:
 def _schedule(pair: Pair, step: int) -> Iterator[Row]:
     own, other = (capture.about.get("steps_in_all") for capture in pair.captures)
     if step == 0 and own and other:
-        yield Row("steps", float(own != other), 0.5, f"{own}, not {other}", ratio=own / other)
+        yield Row("steps", float(own != other), 0.5, f"{own}, not {other}")
     yield from _numbers(pair, step, "samples", "targets", "learning_rate")
 
 
@@ -129,22 +128,16 @@ def _samples(pair: Pair, step: int) -> Iterator[Row]:
     if not all(found) or kinds[0].isdisjoint(kinds[1]) or (None not in hashed and hashed[0] != hashed[1]):
         return
     own, expected = (counted(pair, side, step) for side in (0, 1))
-    missing, more = expected - own, own - expected
-    again = Counter({sample: count for sample, count in more.items() if sample in expected})
     note = "; ".join(
-        f"{what} {listed((_read(sample, count) + places.get(sample, '') for sample, count in samples.items()), 8)}"
-        for what, samples, places in (
-            ("not read:", missing, _places(found[1])),
-            ("read in place of them:" if missing else "read in addition:", more - again, _places(found[0])),
-            ("read more often:", again, _places(found[0])),
+        what
+        + listed((f"{count} times " * (count > 1) + f"{name}{places.get(name, '')}" for name, count in each.items()), 8)
+        for what, each, places in (
+            ("not read: ", expected - own, _places(found[1])),
+            ("read instead, or more often: ", own - expected, _places(found[0])),
         )
-        if samples
+        if each
     )
     yield Row("samples", float(own != expected), 0.5, note)
-
-
-def _read(sample: object, count: int) -> str:
-    return f"{sample}, {count} times" if count > 1 else f"{sample}"
 
 
 def _places(found: list[tuple[object, int, int]]) -> dict[object, str]:
@@ -158,67 +151,45 @@ def _places(found: list[tuple[object, int, int]]) -> dict[object, str]:
     return places
 
 
-def _tensors(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
+def _gradients(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
     def rows(pair: Pair, step: int) -> Iterator[Row]:
         name = f"step{step}/{kind}"
-        if kind == "gradients" and pair.slack:
-            return
-        pairs = [capture.tensors(name) for capture in (pair.actual, pair.reference)]
-        if kind == "optimizer" and not all(each.names for each in pairs) and _has_updates(pair, step):
-            return  # a state that is kept elsewhere; or none, as without momentum: then updates differ
-        if all(pairs):
-            missing = [each for each in pairs[1].names if each not in pairs[0]]
-            missing = missing or [each for each in pairs[0].names if each not in pairs[1]]
-            is_of_others = {_parameter(each) for each in pairs[0].names}.isdisjoint(map(_parameter, pairs[1].names))
-            if missing and kind == "optimizer" and not is_of_others:
-                yield from (Row(each, float("inf"), 1.0, "missing in one of the two") for each in missing)
-            elif missing and not _is_subset(*pairs):
-                _same_names(pair, name)
-            names = [each for each in pairs[1].names if each in pairs[0]]
-            if kind == "optimizer":
-                yield from _states(pair, step, names)
-            else:
-                yield from _whole(pair, name, [*dict.fromkeys([*names, *missing])])
+        files = [capture.tensors(name) for capture in pair.captures]
+        if all(files):
+            own, usual = files
+            if not (own.names and usual.names and ({*own.names} <= {*usual.names} or {*own.names} >= {*usual.names})):
+                _same_names(pair, name)  # else, parameters of one training have no gradient
+            yield from _whole(pair, name, [*dict.fromkeys([*usual.names, *own.names])])
 
     return rows
 
 
-def _states(pair: Pair, step: int, names: list[str]) -> Iterator[Row]:
+def _states(pair: Pair, step: int) -> Iterator[Row]:
     """Compare an optimizer's tensors: a moment has the rounding of all gradients that it sums, also if they cancel.
 
     A step adds to its error no more than ``limit`` of its gradient's part, which is that of a difference of moments.
     """
     file = f"step{step}/optimizer"
+    own, usual = (capture.tensors(file) for capture in pair.captures)
+    if not own or not usual or (not (own.names and usual.names) and _has_updates(pair, step)):
+        return  # a state that is kept elsewhere; or none, as without momentum: then updates differ
+    if {_parameter(each) for each in own.names}.isdisjoint(map(_parameter, usual.names)):
+        _same_names(pair, file)
+    for name in dict.fromkeys([*usual.names, *own.names]):
+        if name not in own or name not in usual:
+            yield Row(name, math.inf, 1.0, "missing in one of the two")
     so_far = [pair.reference.tensors(f"step{each}/optimizer") for each in pair.reference.steps if each <= step]
     limits = pair.limits(LIMITS, file)
 
     def slack(name: str) -> float:
-        sizes = [_finite(largest(each[name].double())) for each in so_far if name in each]
-        return limits(name) * sum(sizes) + _apart(pair, step, _parameter(name))
+        return limits(name) * sum(_finite(largest(each[name].double())) for each in so_far if name in each)
 
+    names = [name for name in usual.names if name in own]
     yield from compare(names, pair, file, lambda capture: capture.tensors(file).__getitem__, limits, slack)
-
-
-def _apart(pair: Pair, step: int, name: str) -> float:
-    """Return how far weights are apart before a step, though equal so far: decay of the gradient brings that into
-    moments.
-    """
-    groups = [group for group in pair.reference.shown(step).get("groups") or [] if name in group["params"]]
-    if groups and not any(g.get("weight_decay", 1) and not g.get("decoupled_weight_decay") for g in groups):
-        return 0.0
-    own, other = (capture.before(step) for capture in pair.captures)
-    both = name in own and name in other and own[name].shape == other[name].shape
-    return _finite(largest(own[name].double() - other[name].double())) if both else 0.0
 
 
 def _parameter(name: str) -> str:
     return name.split("//")[0]
-
-
-def _is_subset(*files: Tensors) -> bool:
-    """Return whether one file has all names of the other, and some: the others are of parameters without gradient."""
-    names, others = ({*file.names} for file in files)
-    return bool(names & others) and (names <= others or others <= names)
 
 
 def _update(pair: Pair, step: int) -> Iterator[Row]:
@@ -272,15 +243,6 @@ def _sure(pair: Pair, step: int, row: Row) -> Row:
 def _scale(file: Tensors) -> float:
     """Return the largest value of a file of tensors."""
     return max(_finite(largest(file[name].double())) for name in file.names)
-
-
-def _ranks(pair: Pair, step: int) -> Iterator[Row]:
-    """Say after which step ranks hold different weights, which should be the same."""
-    other, usual = (capture.shown(step + 1).get("other_weights") for capture in pair.captures)
-    if other and not usual:
-        yield Row(
-            "weights", 1.0, 0.5, f"after this step, rank {other[0]} has other values of {other[1]} than the first"
-        )
 
 
 def _weights(pair: Pair, step: int) -> Iterator[Row]:
@@ -341,14 +303,6 @@ def _initial(pair: Pair, step: int) -> Iterator[Row]:
         )
 
 
-def _before(pair: Pair, step: int) -> Iterator[Row]:
-    """Compare the weights before a step, if something else than the step before it changed those of one training."""
-    name = f"step{step}/before"
-    if any(capture.tensors(name) for capture in pair.captures) and all(each.before(step) for each in pair.captures):
-        names = [each for each in _parameters(pair, step) if all(each in c.before(step) for c in pair.captures)]
-        yield from compare(names, pair, name, lambda c: c.before(step).__getitem__, pair.limits(LIMITS, name))
-
-
 def _restored(pair: Pair) -> Iterator[Row]:
     """Compare a restored engine with the one that wrote the checkpoint: within the capture."""
     capture = pair.actual
@@ -369,15 +323,13 @@ STAGES: dict[str, Callable[[Pair, int], Iterator[Row]]] = {
     "samples": _samples,
     "schedule": _schedule,
     "initial weights": _initial,
-    "weights before it": _before,
     "output": outputs.rows,
     "loss": lambda pair, step: _numbers(pair, step, "loss"),
-    "gradient": _tensors("gradients"),
+    "gradient": _gradients("gradients"),
     "norm": lambda pair, step: _numbers(pair, step, "norm"),
-    "clipped gradient": _tensors("clipped"),
-    "optimizer state": _tensors("optimizer"),
+    "clipped gradient": _gradients("clipped"),
+    "optimizer state": _states,
     "update": _update,
-    "weights of ranks": _ranks,
     "weights": _weights,
     "buffers": _buffers,
     "reported loss": _reported,

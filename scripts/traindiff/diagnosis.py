@@ -1,22 +1,23 @@
 """Where two trainings differ first, which formulas explain that, and what can only be said of the place."""
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from traindiff import formulas, outputs, sample_weights
 from traindiff.capture_files import InputError
-from traindiff.comparison import stages
-from traindiff.fit import Fit, View, coefficient, listed, number, ranges
+from traindiff.comparison import STAGES, stages
+from traindiff.fit import PART, Fit, View, coefficient, listed, number, ranges
 from traindiff.formulas import Formula, fewest, meaning
-from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage, owner
+from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage
 
-TENSORS = (*FILES, "update", "initial weights", "weights before it", "buffers")
+TENSORS = (*FILES, "update", "initial weights", "buffers")
 """Stages of which formulas recompute tensors."""
+NEAR_NORMS = 1e-5
+"""How near two norms are that are the same: several parts are looked at."""
 BEFORE_UPDATES = ("samples", "gradient", "clipped gradient", "optimizer state")
 """Stages that may differ where updates are equal: reduction or state inside the optimizer, for example."""
-ISLAND = 1e-5
-"""Largest part of a tensor in float64 that the rounding of float32 inside makes up."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,6 @@ class Diagnosis:
     """Formulas that hold, equally."""
     places: list[str] = field(default_factory=list)
     """Sentences about the place: what was seen, without a cause."""
-    hints: list[str] = field(default_factory=list)
-    """Sentences on what would tell more."""
     notes: list[str] = field(default_factory=list)
     """Sentences on what differs though updates are equal."""
 
@@ -49,11 +48,7 @@ class Diagnosis:
             each = [cause.name for cause in self.causes]
             named = f"; cause: {each[0]}" if len(each) == 1 else f"; causes that fit equally: {', or '.join(each)}"
         step = "after the last step" if self.first.step < 0 else f"step {self.first.step}"
-        earlier = [each for each in self.pair.steps if each < self.first.step and self.pair.actual.unreduced(each)]
-        ranks = (
-            f" That is of the first rank; ranks hold different gradients from step {earlier[0]} on." if earlier else ""
-        )
-        return f"First difference: {step}, {self.first.kind}{count}{named}.{ranks}"
+        return f"First difference: {step}, {self.first.kind}{count}{named}."
 
 
 def diagnose(pair: Pair) -> Diagnosis:
@@ -79,19 +74,13 @@ def diagnose(pair: Pair) -> Diagnosis:
     notes = [
         _excused([stage for stage in excused if stage.kind == kind]) for kind in dict.fromkeys(s.kind for s in excused)
     ]
-    if pair.slack:
-        notes.append(
-            "This training's gradients are the reference's after clipping: it clips by its own code, and PyTorch's "
-            f"functions add 1e-6 to the norm. So differences up to {pair.slack:.1g} count as equal."
-        )
     notes += [f"Step {stage.step}, {stage.kind}: {row.name} {row.note}." for stage, row in _noted(compared)]
     if first is None:
         notes += sample_weights.disagreements(pair, pair.steps[-1])
         return Diagnosis(pair, compared, notes=notes)
     view = View(pair, first)
     causes = _causes(view)
-    places = _places(view, causes)
-    return Diagnosis(pair, compared, first, causes, places, _hints(view, causes), notes)
+    return Diagnosis(pair, compared, first, causes, _places(view, causes), notes)
 
 
 def _noted(compared: list[Stage]) -> list[tuple[Stage, Row]]:
@@ -107,46 +96,41 @@ def _excused(found: list[Stage]) -> str:
         return f"{steps}the samples have other names ({wrong.note}), but numbers show that they are the same."
     return (
         f"{steps}{kind} differs ({wrong.name}: {wrong.difference:.1e}), but all updates are equal, as where an "
-        "optimizer itself reduces gradients."
+        "optimizer itself reduces gradients, or the trainer clips them by its own code."
     )
 
 
 def _updates_are_equal(pair: Pair, stage: Stage) -> bool:
     """Return whether a difference before the update does not reach any: all are equal, and the reference's not 0."""
-    updates, states, gradients = _later(pair)
+    updates, states, gradients = (_rows(pair, kind) for kind in ("update", "optimizer state", "gradient"))
+    of_step = [row for step, row in updates if step == stage.step]
+    equal = bool(updates) and not any(row.differs for _, row in updates)
     if stage.kind == "samples":
-        own = [each for each in gradients if each.step == stage.step]
-        if _equal(own) if own and not updates else _equal(updates):
+        own = [row for step, row in gradients if step == stage.step]
+        if equal or (own and not updates and not any(row.differs for row in own)):
             return True
         # All names are others: the samples are the same ones if a formula holds for the gradient.
-        return _is_disjoint(pair, stage.step) and any(bool(_causes(View(pair, each))) for each in own if each.wrong)
-    moved = any(
-        bool(pair.reference.updates(stage.step)(row.name).any())
-        for u in updates
-        if u.step == stage.step
-        for row in u.rows
-    )
-    if not _equal(updates) or not moved:
+        names = _named(pair, 0, stage.step)
+        is_disjoint = not any(names & _named(pair, 1, other) for other in pair.reference.steps)
+        own_stage = Stage(stage.step, "gradient", own)
+        return is_disjoint and bool(own_stage.wrong and _causes(View(pair, own_stage)))
+    if not equal or not any(bool(pair.reference.updates(stage.step)(row.name).any()) for row in of_step):
         return False
-    if stage.kind == "optimizer state" or any(each.wrong for each in states):
+    wrong = [row for _, row in states if row.differs]
+    if stage.kind == "optimizer state" or wrong:
         # A frozen parameter, and one whose rate is 0, differ in what only one of them has.
         files = [capture.tensors(f"step{stage.step}/{FILES[stage.kind]}") for capture in pair.captures]
         only_one_has = all((row.name in files[0]) != (row.name in files[1]) for row in stage.wrong)
-        return only_one_has and all(math.isinf(row.difference) for each in states for row in each.wrong)
+        return only_one_has and all(math.isinf(row.difference) for row in wrong)
     # A factor is hidden by clipping, or by Adam; that of a loss scale may be taken out inside the optimizer.
     found = formulas.explain(View(pair, stage)) if stage.kind == "gradient" else []
     return not any(cause.cause.startswith("factor") and "loss scale" not in cause.text for cause in found)
 
 
-@lru_cache(maxsize=1)
-def _later(pair: Pair) -> tuple[list[Stage], list[Stage], list[Stage]]:
-    every = [stage for stage in stages(pair) if stage.rows]
-    kinds = ("update", "optimizer state", "gradient")
-    return tuple([stage for stage in every if stage.kind == kind] for kind in kinds)  # type: ignore[return-value]
-
-
-def _equal(found: list[Stage]) -> bool:
-    return bool(found) and not any(stage.wrong for stage in found)
+@lru_cache(maxsize=3)
+def _rows(pair: Pair, kind: str) -> list[tuple[int, Row]]:
+    """Return the rows of a kind of stage in all steps, each with its step."""
+    return [(step, row) for step in pair.steps for row in STAGES[kind](pair, step)]
 
 
 # Causes
@@ -154,45 +138,20 @@ def _equal(found: list[Stage]) -> bool:
 
 def _causes(view: View) -> list[Formula]:
     stage, pair = view.stage, view.pair
-    if any(row.note for row in stage.wrong) and stage.kind in TENSORS:
-        # A state that only one has: of parameters that are not updated?
-        later = [each for each in stages(pair) if each.step == stage.step and each.kind == "update" and each.wrong]
-        found = [each for update in later for each in formulas.explain(View(pair, update))]
-        found = [each for each in found if each.cause in ("in no optimizer that took a step", "no update")]
-        return found or _of_missing(view)
-    if any(not math.isfinite(row.difference) for row in stage.wrong) and stage.kind != "restored checkpoint":
+    if stage.kind in TENSORS and any(row.note or not math.isfinite(row.difference) for row in stage.wrong):
         return []
     if stage.kind == "samples":
         return _of_samples(view)
     if stage.kind == "output":
         return outputs.explain(pair, stage)
     if stage.kind == "gradient":
-        found = [*formulas.explain(view), *sample_weights.explain(view)]
-        best = fewest(found)
-        # Samples say more than the ranks' gradients alone: of which micro-batches.
-        partly = [each for each in found if each.cause == "not reduced" and each.table]
-        return partly if partly and [each.cause for each in best] == ["not reduced"] else best
+        return fewest([*formulas.explain(view), *sample_weights.explain(view)])
     if stage.kind in TENSORS:
         return formulas.explain(view)
     if stage.kind == "norm":
         return _of_norm(view)
-    if stage.kind in ("loss", "reported loss"):
-        return _of_loss(view)
     if stage.kind == "restored checkpoint":
         return _of_restored(view)
-    return []
-
-
-def _of_missing(view: View) -> list[Formula]:
-    """The setting in which the optimizers say that they differ, and by which one of them has other tensors."""
-    wrong = [row for row in view.stage.wrong if row.note]
-    if view.stage.kind != "optimizer state":
-        return []
-    parameters = {row.parameter for row in wrong}
-    equation = f"only one of the optimizers has {listed(sorted({row.name.rpartition('//')[2] for row in wrong}))}"
-    for (key, values), names in formulas.different_settings(view).items():
-        if key in (*formulas.STATES, "optimizer") and parameters <= {*names}:
-            return [Formula("settings", f"{key} {values}", equation, Fit(values=len(names)))]
     return []
 
 
@@ -202,86 +161,43 @@ def _of_samples(view: View) -> list[Formula]:
     own, others = _named(view.pair, 0, view.step), {s: _named(view.pair, 1, s) for s in view.pair.reference.steps}
     steps = [step for step, other in others.items() if own == other]
     text = f"those of step {steps[0]}" if steps and steps[0] != view.step else row.note
-    cause = "other samples"
     unknown = own.difference(*others.values())
-    if unknown and unknown == own:
+    if unknown == own:
         text = "the reference reads none of them in its steps"
-    # The name of a sample that has none is a digest of its values, and those are not of the sample alone.
-    if unknown and unknown == own - others[view.step] and all(isinstance(each, str) for each in unknown):
-        cause = "other inputs"
-        text = text if unknown == own else f"{row.note}; the reference reads none of these in its steps"
-        text += ": other samples, or the same ones, prepared otherwise"
-    if alike := _ranks_alike(view.pair, view.step):
-        text = f"ranks {ranges(alike)} read the same ones; {text}"
-    return [Formula(cause, text, "compared by their names", Fit(values=len(own)))]
-
-
-def _ranks_alike(pair: Pair, step: int) -> set[int]:
-    """Return the ranks, if they are several and each reads all samples."""
-    found = {(sample, rank) for sample, rank, _ in sample_weights.reads(pair, 0, step)}
-    samples, ranks = {sample for sample, _ in found}, {rank for _, rank in found}
-    return ranks if len(ranks) > 1 and len(found) == len(samples) * len(ranks) else set()
+    if any(isinstance(each, str) for each in unknown):  # a digest of values, which are not of the sample alone
+        text += "; or the same ones, prepared otherwise"
+    read = {(sample, rank) for sample, rank, _ in sample_weights.reads(view.pair, 0, view.step)}
+    ranks = {rank for _, rank in read}
+    if len(ranks) > 1 and len(read) == len(own) * len(ranks):
+        text = f"ranks {ranges(ranks)} read the same ones; {text}"
+    return [Formula("other samples", text, "compared by their names", Fit(values=len(own)))]
 
 
 def _named(pair: Pair, side: int, step: int) -> set[object]:
     return {*sample_weights.counted(pair, side, step)}
 
 
-def _is_disjoint(pair: Pair, step: int) -> bool:
-    """Return whether the reference reads none of the samples of a step in any of its own."""
-    return not any(_named(pair, 0, step) & _named(pair, 1, other) for other in pair.reference.steps)
-
-
 def _of_norm(view: View) -> list[Formula]:
-    """n' = the norm of a part of the gradients, of one rank's part, of all ranks' parts, or times a known number."""
+    """n' = the norm of one rank's part of the gradients, or times a known number."""
     pair, step = view.pair, view.step
     values = [capture.about["steps"][step]["norm"] for capture in pair.captures]
     if not all(math.isfinite(value) and value > 0 for value in values):
         return []
     times = values[0] / values[1]
     shown = f"norm = {coefficient(times)} x that of the whole gradient"
-    for text, part in _parts_of_norm(pair, step).items():
-        if formulas.is_square(part, times**2, 1.0, view):
-            return [Formula("norm of some", text, shown)]
-    if text := formulas.part_of_norm(view, times * formulas.norm_of(view, "gradients")):
-        return [Formula("norm of some", text, shown)]
+    squares: dict[int, float] = defaultdict(float)
+    parts = {}
+    for rank in pair.actual.ranks(step):
+        for name, (norm, _, part) in rank.notes.get("gradients", {}).items():
+            squares[rank.rank] += norm**2
+            parts[name, tuple(part)] = norm**2
+    for of_rank, square in squares.items() if len(squares) > 1 else ():
+        off = abs(square / (sum(parts.values()) or 1.0) - times**2)
+        if off <= min(4 * min(view.near, NEAR_NORMS) * times**2, view.limit(PART) * abs(1 - times**2)):
+            return [Formula("norm of some", f"of the part of rank {of_rank}", shown)]
     means = meaning(pair, step, times, view.near)
     is_plain = any(f"{each:.9g}" == f"{each:.2g}" for each in (times, 1 / times))
     return [Formula("norm with a factor", number(times) + means, shown)] if means or is_plain else []
-
-
-def _parts_of_norm(pair: Pair, step: int) -> dict[str, float]:
-    """Return parts of the squared norm of all gradients, by what they are of."""
-    ranks = pair.actual.ranks(step)
-    own, parts = [0.0] * len(ranks), {}
-    for rank in ranks:
-        for name, (norm, _, part) in rank.notes.get("gradients", {}).items():
-            own[rank.rank] += norm**2
-            parts[name, tuple(part)] = norm**2
-    if len(own) < 2 or not all(own):
-        return {}
-    total = sum(parts.values())
-    found = {f"of the part of rank {rank}": square / total for rank, square in enumerate(own)}
-    return found | {"replicated gradients count once for each rank": sum(own) / total}
-
-
-def _of_loss(view: View) -> list[Formula]:
-    """The loss alone, or a factor."""
-    ratio = view.stage.wrong[0].ratio
-    means = meaning(view.pair, view.step, ratio, view.near) if ratio is not None else ""
-    factor = f"{number(ratio)}{means}" if ratio is not None and means else ""
-    if view.stage.kind == "reported loss" or _is_alone(view):
-        text = "gradients and updates, where they are compared, are equal" + f"; it has a factor of {factor}" * bool(
-            factor
-        )
-        return [Formula("the report alone", text, "the loss is not what the gradient is of")]
-    return [Formula("factor", factor, "loss = c x the reference's")] if factor else []
-
-
-def _is_alone(view: View) -> bool:
-    """Return whether the gradients and updates of a step are compared, and equal."""
-    own = [stage for stage in stages(view.pair) if stage.step == view.step and stage.kind in ("gradient", "update")]
-    return any(stage.rows for stage in own) and not any(stage.wrong for stage in own)
 
 
 def _of_restored(view: View) -> list[Formula]:
@@ -291,10 +207,9 @@ def _of_restored(view: View) -> list[Formula]:
     if "step" in wrong:
         late = about["resumed_at"] - view.pair.actual.steps[-1] - 1
         return [Formula("restored state", f"the step, {late} too late", "step = the saved one + k")]
-    names = [name.removeprefix("optimizer ") for name in wrong if name.startswith("optimizer ")]
-    if names == [each.removeprefix("optimizer ") for each in wrong] and not any(
-        name in restored and bool(restored[name].any()) for name in names
-    ):
+    names = [name.removeprefix("optimizer ") for name in wrong]
+    is_of_state = all(name.startswith("optimizer ") for name in wrong)
+    if is_of_state and not any(name in restored and bool(restored[name].any()) for name in names):
         return [Formula("restored state", "the optimizer's is not there", "state = 0")]
     return []
 
@@ -307,38 +222,23 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
     pair, stage = view.pair, view.stage
     found = []
     if stage.kind in TENSORS:
-        found += [
-            *_of_names(view),
-            *_not_finite(view),
-            *_one_sided(view),
-            *_settings(view),
-            *_rows(view),
-        ]
+        found += [each for place in _OF_TENSORS for each in place(view)]
     if stage.kind == "output":
         found += outputs.places(stage)
-        modules = pair.reference.about.get("modules", {})
-        if classes := modules.get(stage.wrong[0].module):
-            found.append(f"`{stage.wrong[0].module}` is a {classes[0]}.")
     elif stage.kind not in (*TENSORS, "samples"):
         found += [f"{row.name}: {row.note}." for row in stage.wrong if row.note]
-    if stage.kind == "initial weights":
-        found.append("The trainings do not begin with the same weights: all later differences follow from that.")
-    if stage.kind == "weights before it":
-        names = [f"`{each.folder}`" for each in pair.captures if each.tensors(f"step{stage.step}/before")]
-        found.append(
-            f"Between this step and the one before, something other than the optimizer changed the weights of "
-            f"{' and of '.join(names)}."
-        )
-    if stage.kind == "gradient":
-        found += _of_losses(view)
     found += sample_weights.disagreements(pair, max(stage.step, 0))
-    return [each for each in found if each]
+    if not causes and stage.kind == "gradient" and not pair.reference.tensors(f"step{stage.step}/samples"):
+        found.append("`dumped.samples(losses)` in the reference, before `backward()`, would show each sample's weight.")
+    if not causes and stage.kind in TENSORS and view.limit(LIMITS) > LIMITS["F64"]:
+        found.append("With both trainings in float64, rounding would hide nothing.")
+    return found
 
 
 def _of_losses(view: View) -> list[str]:
     """Return what dumps' losses say of the forward pass."""
     own, usual = (capture.shown(view.step).get("loss") for capture in view.pair.captures)
-    if own is None or usual is None or view.pair.actual.ranks(view.step):
+    if view.stage.kind != "gradient" or own is None or usual is None or view.pair.actual.ranks(view.step):
         return []
     same = abs(own - usual) <= view.limit(SCALARS) * abs(usual)
     return [f"The loss is {own:.8g}, in the reference {'the same' if same else f'{usual:.8g}'}."]
@@ -351,15 +251,16 @@ def _of_names(view: View) -> list[str]:
     if stage.kind != "gradient" or not modules or not ranks:
         return []
     order = ranks[0].order
-    names = [row.parameter for row in stage.wrong]
-    latest = max(names, key=lambda name: order.get(owner(name), -1))
-    own = " of a ".join([latest, *modules.get(owner(latest), [])[:1]])
-    right = [row.parameter for row in stage.rows if not row.differs]
-    after = [name for name in right if order.get(owner(name), -1) > order.get(owner(latest), -1)]
-    if after:
-        following = min(after, key=lambda name: order.get(owner(name), -1))
-        return [f"In the backward pass, gradients are equal down to {following}, and differ from {own} on."]
-    return [f"The gradient of {own}, the last module of the forward pass, differs already."] if len(names) > 1 else []
+
+    def returns(name: str) -> int:
+        """When the module of a parameter returns."""
+        return order.get(name.rpartition(".")[0], -1)
+
+    latest = max((row.parameter for row in stage.wrong), key=returns)
+    own = " of a ".join([latest, *modules.get(latest.rpartition(".")[0], [])[:1]])
+    after = [row.parameter for row in stage.rows if not row.differs and returns(row.parameter) > returns(latest)]
+    following = min(after, key=returns, default="")
+    return [f"In the backward pass, gradients are equal down to {following}, and differ from {own} on."] * bool(after)
 
 
 def _not_finite(view: View) -> list[str]:
@@ -383,15 +284,13 @@ def _one_sided(view: View) -> list[str]:
             file = capture.tensors(view.file)
             if lacks := [name for name in view.names if name not in file]:
                 found.append(f"Without a gradient in `{capture.folder}`, where it counts as 0: {listed(lacks)}.")
-    if any(row.note for row in view.stage.wrong):
-        return [*found, "Some tensors are missing in one of the two trainings."]
     names = [row.name for row in view.stage.wrong if math.isfinite(row.difference)]
     if zero := [name for name in names if not bool(view.expected(name).any())]:
         found.append(f"0 in the reference: {listed(zero)}.")
     return found
 
 
-def _rows(view: View) -> list[str]:
+def _rows_of_matrix(view: View) -> list[str]:
     """Return which rows of a matrix differ, if it is one that does, and not all of them do."""
     if len(view.stage.wrong) > 1 or view.stage.wrong[0].note or view.expected(view.names[0]).dim() < 2:
         return []
@@ -406,33 +305,9 @@ def _settings(view: View) -> list[str]:
     if view.stage.kind not in ("optimizer state", "update"):
         return []
     return [
-        f"The optimizer says {'a count of steps of' if key == 'count' else key} {values}: for {listed(names)}."
+        f"The optimizer says {key} {values}: for {listed(names)}."
         for (key, values), names in formulas.different_settings(view).items()
     ]
 
 
-# What would tell more
-
-
-def _hints(view: View, causes: list[Formula]) -> list[str]:
-    """Return what would tell more than this comparison."""
-    pair, stage = view.pair, view.stage
-    if causes:
-        return []
-    precision = view.limit(LIMITS) if stage.kind in TENSORS else math.nan
-    most = max(row.difference for row in stage.wrong)
-    is_gradient = not pair.actual.ranks(pair.steps[0]) and stage.kind == "gradient"
-    found = {
-        "`dumped.samples(losses)` in the reference, before `backward()`: it shows the weight of each sample.": (
-            is_gradient and not pair.reference.samples(stage.step)
-        ),
-        "`--dtype float32`, if one of the models computes something in it: differences of this size may be its "
-        "rounding, or that of an approximation (of GELU, say).": precision == LIMITS["F64"] and most <= ISLAND,
-        "`--dtype bfloat16` (or float16), if one of the trainings computes in it, as under autocast: the difference "
-        "may be its rounding.": precision == LIMITS["F32"] and most <= LIMITS["BF16"],
-        "Both trainings in float64: rounding hides nothing then.": precision > LIMITS["F64"],
-        "`--twin`, the reference from weights moved by one rounding: it shows how far rounding grows.": (
-            pair.twin is None and precision > LIMITS["F64"] and stage.step > pair.steps[0]
-        ),
-    }
-    return [sentence for sentence, tells in found.items() if tells]
+_OF_TENSORS = (_of_names, _not_finite, _one_sided, _settings, _rows_of_matrix, _of_losses)

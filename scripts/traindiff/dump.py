@@ -9,15 +9,11 @@ Trainer, accelerate, Lightning or DeepSpeed; DDP, FSDP2, tensor parallelism, tor
 numpy and safetensors only: copy this file.
 """
 
-import atexit
 import functools
 import hashlib
 import json
-import math
-import random
 import sys
 import weakref
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -25,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
@@ -37,7 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What torch.compile, FSDP1 and activation checkpointing add to names; see ``_names`` for DDP's `module.`."""
 SAMPLE_VALUES = 65_536
-"""Number of values of each sample's gradient that are written."""
+"""Number of values of each sample's gradient that are written, about."""
 ADAM = ("exp_avg", "exp_avg_sq")
 """Tensors of an optimizer's state that are read from DeepSpeed."""
 
@@ -49,10 +44,10 @@ def dump(model: nn.Module, folder: str | Path, steps: int = 4) -> "Dump":
     micro-batches it has. Steps count from 0. A step that a GradScaler skips does not count.
 
     Files: `initial` (weights), and for each step N `gradients-N` (before clipping, unscaled), `clipped-N` (if they are
-    clipped), `weights-N`, `optimizer-N`, `before-N` (if something else changed the weights since the last step), and
-    `step-N.json`: settings of the optimizer, losses, norms, hashes of the samples, ... Rank 0 writes. If ranks have
-    different parameters (pipeline stages), the first rank of each stage writes its own. If ranks hold different
-    gradients of the same parameters, each writes its own, too: `unreduced-N.rankR`.
+    clipped), `weights-N`, `optimizer-N`, and `step-N.json`: settings of the optimizer, loss, hashes of the samples,
+    ... Rank 0 writes. If ranks have different parameters (pipeline stages), the first rank of each stage
+    writes its own. If ranks hold different gradients of the same parameters, each writes its own, too:
+    `unreduced-N.rankR`.
 
     Args:
         model: the model, before or after it is wrapped; the files have the names without wrappers.
@@ -78,6 +73,8 @@ class Dump:
         self.stack = ExitStack()
         self.step = 0
         self.is_written = False
+        self.initial: dict[str, Tensor] = {}
+        """Weights of the first forward pass: a loop may change them before the optimizer's step."""
         self.suffix: str | bool | None = None
         """End of the names of this rank's files ("" or ".pp1"); False: another rank writes them."""
         self.alike = [0]
@@ -88,9 +85,29 @@ class Dump:
 
     def begin(self) -> "Dump":
         """Watch the training from now on."""
-        self.watch(self.stack)
-        atexit.register(self._warn)
+        for handle in (
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+            # Before FSDP gathers its weights.
+            _core(self.model).register_forward_pre_hook(
+                torch.compiler.disable(self._input), with_kwargs=True, prepend=True
+            ),
+        ):
+            self.stack.callback(handle.remove)
+        for function in (clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_, torch.nn.utils.clip_grads_with_norm_):
+            # Also where it was imported by its name.
+            for module in [each for each in [*sys.modules.values()] if getattr(each, "__dict__", None)]:
+                for key in [key for key, value in [*vars(module).items()] if value is function]:
+                    _replace(self.stack, module, key, self._clip)
+        _replace(self.stack, FullyShardedDataParallel, "clip_grad_norm_", self._clip)
+        _replace(self.stack, Tensor, "backward", self._backward)
+        _replace(self.stack, torch.amp.GradScaler, "step", self._scaled_step)
+        _replace(self.stack, Join, "__enter__", _refuse_join)
+        if "deepspeed" in sys.modules:
+            _replace(self.stack, sys.modules["deepspeed"].DeepSpeedEngine, "step", self._engine_step)
         return self
+
+    __enter__ = begin
 
     def end(self) -> None:
         """Stop watching.
@@ -98,32 +115,17 @@ class Dump:
         Raises:
             RuntimeError: there was nothing to write: no optimizer step, or no gradients.
         """
-        self._stop()
+        self.stack.close()
         if not self.is_written:
-            raise RuntimeError(self._nothing)
-
-    def __enter__(self) -> "Dump":
-        return self.begin()
+            raise RuntimeError(
+                f"{self.folder} is empty: while dump watched, no optimizer with parameters of this model took a step. "
+                "Give dump the model that is trained; its optimizer must be a torch.optim.Optimizer or DeepSpeed's."
+            )
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        self._stop()
+        self.stack.close()
         if kind is None:
             self.end()
-
-    def _stop(self) -> None:
-        self.stack.close()
-        atexit.unregister(self._warn)
-
-    def _warn(self) -> None:
-        if not self.is_written:
-            print(f"traindiff: {self._nothing}", file=sys.stderr)
-
-    @property
-    def _nothing(self) -> str:
-        return (
-            f"{self.folder} is empty: while dump watched, no optimizer with parameters of this model took a step. Give "
-            "dump the model that is trained; its optimizer must be a torch.optim.Optimizer or DeepSpeed's."
-        )
 
     def _clear(self) -> None:
         self.stepped: list[Any] = []
@@ -135,8 +137,6 @@ class Dump:
         self.unreduced: dict[str, Tensor] = {}
         """This rank's own gradients, where ranks have others."""
         self.files: dict[str, dict[str, Tensor]] = {}
-        self.seen: dict[str, Tensor] = {}
-        """Plain weights of the step's first forward pass: a loop may change them before the optimizer's step."""
         self.losses: list[Tensor] = []
         self.last: Callable[[], Tensor | None] | None = None
         """The loss of the last backward pass."""
@@ -159,29 +159,6 @@ class Dump:
             self.step += 1
         return self.step < self.steps
 
-    def watch(self, stack: ExitStack) -> None:
-        """Install the hooks; leaving the stack removes them."""
-        for handle in (
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-            # Before FSDP gathers its weights.
-            _core(self.model).register_forward_pre_hook(
-                torch.compiler.disable(self._input), with_kwargs=True, prepend=True
-            ),
-        ):
-            stack.callback(handle.remove)
-        for function in (clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_, torch.nn.utils.clip_grads_with_norm_):
-            # Also where it was imported by its name.
-            for module in [each for each in [*sys.modules.values()] if getattr(each, "__dict__", None)]:
-                for key in [key for key, value in [*vars(module).items()] if value is function]:
-                    _replace(stack, module, key, self._clip)
-        _replace(stack, FullyShardedDataParallel, "clip_grad_norm_", self._clip)
-        _replace(stack, Tensor, "backward", self._backward)
-        _replace(stack, torch.amp.GradScaler, "step", self._scaled_step)
-        _replace(stack, Join, "__enter__", _refuse_join)
-        if "deepspeed" in sys.modules:
-            _replace(stack, sys.modules["deepspeed"].DeepSpeedEngine, "step", self._engine_step)
-
     def samples(self, losses: Tensor, targets: Any = None) -> None:
         """Write the gradient of each sample of this (micro-)batch. Call it in the reference, before `backward()`.
 
@@ -194,12 +171,13 @@ class Dump:
         """
         if not self._is_active():
             return
-        names = {parameter: name for parameter, name in self._names().items() if parameter.requires_grad}
+        names = self._trained()
         if any(isinstance(each, DTensor) for each in names) or _is_fsdp1(self.model):
             raise RuntimeError("samples() needs whole parameters: call it in a reference that is not sharded.")
         for loss in losses.flatten():
             found = torch.autograd.grad(loss, [*names], retain_graph=True, materialize_grads=True, allow_unused=True)
-            self.rows.append([*_sketch(names, [_whole(value) for value in found]).values()])
+            places = _places(names)
+            self.rows.append([_whole(v).flatten()[places[n].to(v.device)] for n, v in zip(places, found, strict=True)])
         self.sample_targets += [] if targets is None else _plain(targets)
 
     def note(self, **facts: Any) -> None:
@@ -225,7 +203,8 @@ class Dump:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return  # of torch.func, whose tensors have no values of their own
         if module.training and torch.is_grad_enabled() and self._is_active():
-            self.seen = self.seen or self._before_forward()
+            if not self.is_written and not self.initial:
+                self.initial = self._before_forward()
             hashed, kind = hashes([keywords, args])
             self.batches.append(hashed)
             self.facts.setdefault("hashed", kind)
@@ -325,10 +304,6 @@ class Dump:
             kinds = {"gradients": found}
             if self.before and self.before[0] == self.passes:
                 kinds = {"gradients": self.before[1], "clipped": found}
-                if self.facts.get("max_grad_norm") == math.inf and all(
-                    value.equal(self.before[1][name]) for name, value in found.items()
-                ):
-                    del kinds["clipped"]  # only the norm was wanted
             if self._compare_ranks(names, "clipped" in kinds):
                 kinds = {"gradients": found}
             # What another optimizer has, is its own when it steps; what none has, stays as it is here.
@@ -343,7 +318,8 @@ class Dump:
             }
             self._refuse_parts(own)
             self._note_settings(optimizer, optimizer.param_groups, names)
-            self._write_before(kinds, {name: self.seen.get(name, _whole(each)) for each, name in names.items()}, names)
+            weights = {} if self.is_written else {name: _whole(each) for each, name in names.items()} | self.initial
+            self._write_before(kinds, weights, names)
         self.stepped.append(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, keywords: Any) -> None:
@@ -407,7 +383,7 @@ class Dump:
             self.facts["max_grad_norm"] = engine.gradient_clipping()
         inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
         self._note_settings(inner, groups, names)
-        self._write_before({"gradients": self._kept(found)}, weights(), {})
+        self._write_before({"gradients": self._kept(found)}, {} if self.is_written else weights(), {})
         self.inside += 1
         try:
             out = original(engine, *args, **keywords)
@@ -438,6 +414,9 @@ class Dump:
         while names and all(name.startswith("module.") for name in names.values()):
             names = {parameter: name.removeprefix("module.") for parameter, name in names.items()}
         return names
+
+    def _trained(self) -> dict[Tensor, str]:
+        return {parameter: name for parameter, name in self._names().items() if parameter.requires_grad}
 
     @contextmanager
     def _whole(self) -> Iterator[dict[Tensor, str]]:
@@ -489,11 +468,9 @@ class Dump:
                 "backward() was not called; or FSDP has not reduced them (no_sync, set_requires_gradient_sync(False)); "
                 "or they are kept elsewhere, as by an engine (ZeRO) that dump does not know."
             )
-        plain = {name: each for each, name in own.items() if not isinstance(each, DTensor)}
-        plain = {} if _is_fsdp1(self.model) else plain
-        other = self._other_weights(plain)
         if not self.is_written:
-            if other:
+            plain = {name: each for each, name in own.items() if not isinstance(each, DTensor)}
+            if other := self._other_weights({} if _is_fsdp1(self.model) else plain):
                 raise RuntimeError(
                     f"{other[1]} is not the same on this rank and on rank {other[0]}. If it is split over these ranks "
                     "in plain tensors (as by Megatron or picotron), dump cannot know how: let each rank write its own "
@@ -501,9 +478,7 @@ class Dump:
                     "with --merge 'NAME=DIM'. If it should be the same, ranks do not begin with the same weights."
                 )
             self._save("initial", self._kept(weights))
-        elif not self.stepped:
-            self.facts["other_weights"] = other
-            self._write_changed(self._kept(weights))
+            self.initial = {}
         self.is_written = True
         for kind, tensors in kinds.items():
             self.files.setdefault(kind, {}).update(tensors)
@@ -514,15 +489,6 @@ class Dump:
         self._write_facts()
         if self.rows and self.suffix == "":
             self._write_samples()
-
-    def _write_changed(self, weights: dict[str, Tensor]) -> None:
-        """Write the weights before a step if they are not those after the last one: something else changed them."""
-        path = self.folder / f"weights-{self.step - 1}{self.suffix}.safetensors"
-        if self.suffix is False or not path.exists():
-            return
-        with safe_open(path, framework="pt") as last:
-            if any(not torch.equal(last.get_tensor(name), value) for name, value in weights.items()):
-                self._save(f"before-{self.step}", weights)
 
     def _other_weights(self, plain: dict[str, Tensor]) -> tuple[int, str] | None:
         """Return a rank with other values of the same parameters, and the first of these. A collective."""
@@ -577,8 +543,7 @@ class Dump:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{name}{self.suffix}.safetensors"
-        save_file(tensors, f"{path}.part", metadata)
-        Path(f"{path}.part").replace(path)
+        save_file(tensors, path, metadata)
 
     def _write_facts(self) -> None:
         facts = dict(self.facts)
@@ -597,24 +562,19 @@ class Dump:
             facts["learning_rate"] = rates[0] if len(rates) == 1 else rates
         facts["groups"], facts["optimizer_steps"] = self.settings, sorted(self.counts)
         if sums:
-            facts["loss"], facts["losses"] = sum(sums) / len(sums), [each["losses"] for each in ranks]
+            facts["loss"] = sum(sums) / len(sums)
         if targets:
             facts["targets"] = sum(targets)
-        if not self.suffix:
-            norms = [float(value.double().norm()) for value in self.files["gradients"].values()]
-            facts["norm"] = math.hypot(*norms)
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / f"step-{self.step}.json").write_text(json.dumps(facts))
 
     def _write_samples(self) -> None:
-        names = {parameter: name for parameter, name in self._names().items() if parameter.requires_grad}
+        places = _places(self._trained())
         tensors = {
-            name: torch.stack(values).cpu()
-            for name, values in zip(names.values(), zip(*self.rows, strict=True), strict=True)
+            name: torch.stack(each).cpu() for name, each in zip(places, zip(*self.rows, strict=True), strict=True)
         }
-        for name, index in _places(names).items():
-            if index is not None:
-                tensors[f"{name}//index"] = index
+        sizes = {name: each.numel() for each, name in self._trained().items()}
+        tensors |= {f"{name}//index": index for name, index in places.items() if len(index) < sizes[name]}
         ids = [each for batch in self.batches for each in batch]
         metadata = {"targets": json.dumps(self.sample_targets)} if self.sample_targets else {}
         if len(ids) == len(self.rows):
@@ -715,23 +675,23 @@ def _plain(values: Any) -> list[Any]:
     return values.tolist() if isinstance(values, Tensor) else list(values)
 
 
-def _places(names: dict[Tensor, str]) -> dict[str, Tensor | None]:
-    """Return, for each parameter, sorted flat indices, evenly spread over parameters; None: all."""
-    left = SAMPLE_VALUES
-    places: dict[str, Tensor | None] = {}
-    for count, (parameter, name) in enumerate(sorted(names.items(), key=lambda item: item[0].numel())):
-        size = min(parameter.numel(), left // (len(names) - count))
-        left -= size
-        chosen = random.Random(zlib.crc32(name.encode())).sample(range(parameter.numel()), size)
-        places[name] = None if size == parameter.numel() else torch.tensor(sorted(chosen))
-    return {name: places[name] for name in names.values()}
+def _places(names: dict[Tensor, str]) -> dict[str, Tensor]:
+    of_all = sum(each.numel() for each in names)
+    return {name: sketch(each.numel(), of_all, SAMPLE_VALUES) for each, name in names.items()}
 
 
-def _sketch(names: dict[Tensor, str], gradients: list[Tensor]) -> dict[str, Tensor]:
-    sketch = {}
-    for (name, index), value in zip(_places(names).items(), gradients, strict=True):
-        sketch[name] = value.flatten() if index is None else value.flatten()[index.to(value.device)]
-    return sketch
+def sketch(size: int, of_all: int, most: int) -> Tensor:
+    """Return the flat indices of those values of a parameter that are kept: one drawn in each stretch of its values.
+
+    Args:
+        size: number of values of the parameter.
+        of_all: that of all parameters.
+        most: how many values of all parameters are kept, about.
+    """
+    every = max(1, -(-of_all // most))
+    first = torch.arange(0, size, every)
+    draw = torch.Generator().manual_seed(size)
+    return (first + torch.randint(every, first.shape, generator=draw)).clamp(max=max(size - 1, 0))
 
 
 def _differ(ranks: list[dict[str, float]]) -> bool:

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cached_property
 
 import torch
@@ -21,8 +21,6 @@ NEAR = {"F64": 1e-6, "F32": 1e-4, "F16": 1e-2, "BF16": 1e-2}
 """How near two fitted numbers are that are the same, relative to them."""
 SAMPLE = 200_000
 """Values of all tensors from which unknowns are solved, evenly spread; what they leave is taken of all values."""
-DENOMINATOR = 32
-"""Largest denominator of a fraction that a page shows."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +51,6 @@ def least_squares(terms: Tensor, value: Tensor, rcond: float | None = None) -> T
     return None if int(found.rank) < terms.shape[1] else found.solution[:, 0] / scale
 
 
-def joined(solved: list[float], fits: Iterable[Fit]) -> Fit:
-    """Return the fit of several tensors that were fitted apart."""
-    fits = [*fits]
-    return Fit(
-        solved, max(each.left for each in fits), sum(each.values for each in fits), sum(each.tensors for each in fits)
-    )
-
-
 @dataclass
 class View:
     """The tensors of a stage that differs, which formulas recompute from the reference's."""
@@ -84,14 +74,12 @@ class View:
     def _rounding(self) -> set[str]:
         """Tensors that are 0 or rounding, or whose gradients are (those of a key's bias in attention, say)."""
         of_updates = self.stage.kind in ("update", "optimizer state")
-        read = self.gradients(1) if of_updates else self.expected
+        read = self.gradients if of_updates else self.expected
         sizes = {}
         for row in self.stage.rows if read else ():
-            try:
+            with suppress(InputError):  # a parameter without gradient
                 sizes[row.name] = float(read(row.name).norm()) if read and not row.note else math.inf
-            except InputError:  # a parameter without gradient
-                sizes[row.name] = math.inf
-        largest = max((size for size in sizes.values() if math.isfinite(size)), default=0.0)
+        largest = max(filter(math.isfinite, sizes.values()), default=0.0)
         return {name for name, size in sizes.items() if size <= self.limit(FLOORS) * largest}
 
     @property
@@ -103,7 +91,7 @@ class View:
         """The file of the tensors."""
         if self.stage.kind == "initial weights":
             return "initial"
-        kind = "before" if self.stage.kind == "weights before it" else FILES.get(self.stage.kind, "weights")
+        kind = FILES.get(self.stage.kind, "weights")
         return f"step{self.step}/{kind}"
 
     def actual(self, name: str) -> Tensor:
@@ -119,11 +107,11 @@ class View:
         """Return a weight of the reference before the step, by the name of a parameter or of its state."""
         return self.pair.reference.before(self.step)[name.split("//")[0]].double()
 
-    def gradients(self, side: int, step: int | None = None) -> Read | None:
-        """Return the gradients as the optimizer gets them (0: of the other training), or None if they are unknown."""
-        capture, step = self.pair.captures[side], self.step if step is None else step
-        clipped, file = (capture.tensors(f"step{step}/{kind}") for kind in ("clipped", "gradients"))
-        limit = capture.shown(step).get("max_grad_norm") or math.inf
+    @cached_property
+    def gradients(self) -> Read | None:
+        """The reference's gradients as its optimizer gets them, or None if they are unknown."""
+        clipped, file = (self.pair.reference.tensors(f"step{self.step}/{kind}") for kind in ("clipped", "gradients"))
+        limit = self.pair.reference.shown(self.step).get("max_grad_norm") or math.inf
         times = 1.0
         if not clipped and math.isfinite(limit):  # an engine clips inside, as PyTorch does
             times = min(1.0, limit / (math.hypot(*(float(file[name].double().norm()) for name in file.names)) + 1e-6))
@@ -140,14 +128,6 @@ class View:
     def same(self, value: float, other: float, times: float = 1.0) -> bool:
         """Return whether two fitted numbers are the same."""
         return abs(value - other) <= times * self.near * max(abs(value), abs(other)) < math.inf
-
-    def holds(self, names: Sequence[str], predicted: Read) -> Fit | None:
-        """Return the fit of a formula without unknowns, if it holds; see ``solve``."""
-        return self._judge(names, lambda name: self.actual(name) - predicted(name).double(), [])
-
-    def solved_by(self, names: Sequence[str], predicted: Read) -> bool:
-        """Return whether a formula without unknowns gives the reference's own tensors."""
-        return self._judge(names, lambda name: self.expected(name) - predicted(name).double(), []) is not None
 
     def solve(self, names: Sequence[str], terms: Sequence[Read], of: Read | None = None) -> Fit | None:
         """Solve for the coefficients with which ``terms`` add up to the difference (or to ``of``), the same for all
@@ -173,26 +153,19 @@ class View:
             return None
         found = solution.tolist()
 
-        def residual(name: str) -> Tensor:
-            return target(name) - sum(a * term(name).double() for a, term in zip(found, terms, strict=True))
-
-        return self._judge(names, residual, found)
-
-    def _judge(self, names: Sequence[str], residual: Read, solved: list[float]) -> Fit | None:
         values, rest, whole, differs = 0, 0.0, 0.0, False
         for name in names:
-            try:
-                left = float(residual(name).norm())
-            except (RuntimeError, InputError, KeyError):
-                return None
+            left = float(
+                (target(name) - sum(a * term(name).double() for a, term in zip(found, terms, strict=True))).norm()
+            )
             off, rounding = float(self.off(name).norm()), self.rounding(name)
             if not left <= rounding:
                 return None
             values += self.expected(name).numel()
             differs |= name in self.names or not off <= rounding
             rest, whole = math.hypot(rest, left), math.hypot(whole, off)
-        left = rest / whole if differs and whole else 0.0  # of tensors that do not differ, only rounding may be left
-        return Fit(solved, left, values, len(names)) if left <= self.limit(PART) and values > len(solved) else None
+        part = rest / whole if differs and whole else 0.0  # of tensors that do not differ, only rounding may be left
+        return Fit(found, part, values, len(names)) if part <= self.limit(PART) else None
 
     @cached_property
     def _largest(self) -> float:
@@ -215,29 +188,21 @@ class View:
         assert capture is not None
         if self.stage.kind == "update":
             return capture.updates(self.step)(name).double()
-        if self.stage.kind == "weights before it":
-            return capture.before(self.step)[name].double()
         return self.pair.gradients(capture, self.file)(name).double()
 
 
 def number(value: float, near: float = NEAR["F64"]) -> str:
-    """Return a fitted number as text, with the fraction that it is; ``near``: how exact it is."""
+    """Return a fitted number as text; ``near``: how exact it is."""
     short = f"{value:.{2 if near >= NEAR['F16'] else 6}g}"
     if short == "1" and abs(value - 1) > near / 1000:
         return f"1 {'-' if value < 1 else '+'} {abs(value - 1):.1g}"
-    if near >= NEAR["F16"]:
-        return short
-    if abs(value) < 1e-12:
-        return "0"
-    fraction = Fraction(value).limit_denominator(DENOMINATOR) if math.isfinite(value) else Fraction(0)
-    is_fraction = fraction.denominator > 1 and abs(float(fraction) - value) < 2e-6 * abs(value)
-    return short + (f" ({fraction})" if is_fraction and short != f"{value:.2g}" else "")
+    return "0" if abs(value) < 1e-12 else short
 
 
 def coefficient(value: float) -> str:
     """Return a fitted number as text to be multiplied."""
     text = number(value)
-    return f"({text})" if " " in text.partition(" (")[0] else text
+    return f"({text})" if " " in text else text
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:

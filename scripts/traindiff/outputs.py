@@ -4,7 +4,6 @@ A rank has some samples of a batch, with context or sequence parallelism some of
 parallelism some of the features: which ones follows from its place and from the sizes.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,7 +35,8 @@ def rows(pair: Pair, step: int) -> Iterator[Row]:
                 if placed is None:
                     continue
                 value, expected, positions, features = placed
-                difference = _larger(difference, distance(value, expected))
+                # Of torch, as max() would miss what is not a number.
+                difference = largest(torch.tensor([difference, largest(distance(value, expected))]))
                 size = max(size, largest(expected[torch.isfinite(expected)]))
                 if twin:
                     moved, unmoved = (each.rows(name, rank.samples(micro)) for each in (twin, whole))
@@ -162,17 +162,9 @@ def _positions(rank: RankStep, micro: int, value: Tensor, length: int) -> Tensor
 
 def _aligned(value: Tensor, expected: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return both at the same positions, without those after the end of one of them."""
-    length = expected.shape[1]
-    if len(positions) == length == value.shape[1]:
-        return value, expected[:, positions] if _out_of_order(positions) else expected, positions
     positions = positions[: value.shape[1]]
-    inside = positions < length
+    inside = positions < expected.shape[1]
     return value[:, : len(positions)][:, inside], expected[:, positions[inside]], positions[inside]
-
-
-def _out_of_order(positions: Tensor) -> bool:
-    """Return whether positions are out of order, so that they have to be looked up."""
-    return not torch.equal(positions, torch.arange(len(positions)))
 
 
 def _pieces(length: int, *, ranks: int, rank: int, head_tail: bool) -> Tensor:
@@ -196,12 +188,6 @@ def _tensor_parallel(rank: RankStep) -> tuple[int, int]:
 def distance(value: Tensor, expected: Tensor) -> Tensor:
     """Return absolute differences: 0 also where both are the same infinity, such as masked scores."""
     return (value - expected).abs().masked_fill(value == expected, 0.0)
-
-
-def _larger(number: float, off: Tensor) -> float:
-    """Return the largest of these; nan if one is, which max() would miss."""
-    most = largest(off)
-    return number if math.isnan(number) or most <= number else most
 
 
 def _note(where: Where, rank: RankStep, micro: int, positions: Any, features: Any, off: Tensor, limit: float) -> None:
@@ -228,8 +214,6 @@ def places(stage: Stage) -> list[str]:
     """Return at which samples, positions and features, and on which ranks, the first output differs."""
     where = stage.wrong[0].where
     found = []
-    if stage.before:
-        found.append(f"The previous output, that of {stage.before.module or 'the model'}, is equal.")
     for name, each in where.places.items() if where else ():
         wrong = [place for place, is_wrong in each.items() if is_wrong]
         if len(wrong) < len(each):
@@ -239,41 +223,32 @@ def places(stage: Stage) -> list[str]:
 
 
 def explain(pair: Pair, stage: Stage) -> list[Formula]:
-    """Return the formulas that hold for the first output that differs."""
+    """Return the formula of a bias that is added, if it holds for the first output that differs."""
     row = stage.wrong[0]
     if row.where is None:
         return []
     limit = row.limit * max(largest(other[torch.isfinite(other)]) for _, other in row.where.values)
     wrong = [(value, other) for value, other in row.where.values if bool((~(distance(value, other) <= limit)).any())]
-    actual, expected = (torch.cat([each[side].flatten() for each in wrong]) for side in (0, 1))
-    if not bool(torch.isfinite(actual).all() and torch.isfinite(expected).all()):
+    expected = torch.cat([other.flatten() for _, other in wrong])
+    if not all(bool(each.isfinite().all()) for both in wrong for each in both):
         return []
-    found = []
     name = f"{row.module}.bias"
     initial = pair.reference.tensors("initial")
-    if name in initial and initial.shape(name)[-1] == wrong[0][0].shape[-1]:
-        off = torch.cat([(value - other).flatten(0, -2) for value, other in wrong])
-        off = off[(off.abs() > limit).any(1)]
-        bias = initial[name].double().expand_as(off)
-        if fit := _solve(pair, off, [bias], expected):
-            times = number(fit.solved[0])
-            found.append(
-                Formula("bias", f"{times} times {name} is added", f"output = the reference's + {times} x {name}", fit)
-            )
-    if fit := _solve(pair, actual - expected, [expected], expected):
-        times = number(1 + fit.solved[0])
-        found.append(Formula("factor of some", f"{times} ({row.name})", f"values = {times} x the reference's", fit))
-    return found
+    if name not in initial or initial.shape(name)[-1] != wrong[0][0].shape[-1]:
+        return []
+    off = torch.cat([(value - other).flatten(0, -2) for value, other in wrong])
+    off = off[(off.abs() > limit).any(1)]
+    if not (fit := _solve(pair, off, initial[name].double().expand_as(off), expected)):
+        return []
+    times = number(fit.solved[0])
+    return [Formula("bias", f"{times} times {name} is added", f"output = the reference's + {times} x {name}", fit)]
 
 
-def _solve(pair: Pair, off: Tensor, terms: list[Tensor], expected: Tensor) -> Fit | None:
-    """Return the fit of a difference by a sum of terms, if it holds (see fit.py)."""
-    matrix = torch.stack([term.flatten() for term in terms], 1)
-    solved = least_squares(matrix, off.flatten()) if off.numel() > len(terms) else None
+def _solve(pair: Pair, off: Tensor, term: Tensor, expected: Tensor) -> Fit | None:
+    """Return the fit of a difference by a multiple of a term, if it holds (see fit.py)."""
+    solved = least_squares(term.reshape(-1, 1), off.flatten()) if off.numel() > 1 else None
     if solved is None:
         return None
-    left, whole = float((off.flatten() - matrix @ solved).norm()), float(off.norm())
-    rounding = pair.limit(ROUNDING) * float(expected.norm())
-    return (
-        Fit(solved.tolist(), left / whole, off.numel(), 1) if left <= min(rounding, pair.limit(PART) * whole) else None
-    )
+    left, whole = float((off - solved * term).norm()), float(off.norm())
+    holds = left <= min(pair.limit(ROUNDING) * float(expected.norm()), pair.limit(PART) * whole)
+    return Fit(solved.tolist(), left / whole, off.numel(), 1) if holds else None

@@ -16,8 +16,6 @@ def markdown(found: Diagnosis, title: str) -> str:
             parts += ["## Cause" + "s that fit equally" * (len(found.causes) > 1), "", *_causes(found), ""]
         parts += ["## What was seen", "", *(f"- {sentence}" for sentence in found.places)] * bool(found.places)
         parts += ["", *(_tensors(found.first) if found.first.kind != "samples" else []), ""]
-        if found.hints:
-            parts += ["## What would tell more", "", *(f"- {sentence}" for sentence in found.hints), ""]
     parts += ["## What was compared", "", *_stages(found), ""]
     return "\n".join(parts)
 
@@ -61,20 +59,20 @@ def _tensors(stage: Stage) -> list[str]:
 
 def _stages(found: Diagnosis) -> list[str]:
     """Return a table of stages: the steps around the first difference, or without one the worst of each kind."""
-    shown = [stage for stage in found.compared if stage.rows]
+    shown = [(stage, row) for stage in found.compared if (row := stage.worst)]
     if found.first is not None:
-        shown = [stage for stage in shown if stage.step in (found.first.step, found.first.step - 1)]
+        shown = [each for each in shown if each[0].step in (found.first.step, found.first.step - 1)]
     else:
-        kinds = dict.fromkeys(stage.kind for stage in shown)
-        shown = [max((stage for stage in shown if stage.kind == kind), key=_share) for kind in kinds]
+        kinds = dict.fromkeys(stage.kind for stage, _ in shown)
+        shown = [
+            max((each for each in shown if each[0].kind == kind), key=lambda each: each[1].share) for kind in kinds
+        ]
     lines = [
         "| step | stage | compared | largest difference | tolerance | |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     excused = found.compared[: found.compared.index(found.first)] if found.first else found.compared
-    for stage in shown:
-        row = stage.worst
-        assert row is not None
+    for stage, row in shown:
         verdict = f"**{len(stage.wrong)} differ**" if stage.wrong else "equal"
         verdict = f"{len(stage.wrong)} differ, see above" if stage.wrong and stage in excused else verdict
         step = "end" if stage.step < 0 else stage.step
@@ -82,8 +80,3 @@ def _stages(found: Diagnosis) -> list[str]:
             f"| {step} | {stage.kind} | {len(stage.rows)} | {row.difference:.1e} | {row.limit:.1e} | {verdict} |"
         )
     return lines
-
-
-def _share(stage: Stage) -> float:
-    """Return how much of its limit the worst row of a stage takes."""
-    return max((row.difference / row.limit for row in stage.rows), default=0.0)

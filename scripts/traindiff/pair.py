@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,8 +17,6 @@ LIMITS = {"F64": 1e-9, "F32": 1e-3, "F16": 5e-2, "BF16": 5e-2}
 """Relative difference up to which tensors of a dtype are equal, unless the twins of `single` are farther apart."""
 SCALARS = {"F64": 1e-9, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
 EPSILONS = {"F64": 2.2e-16, "F32": 1.2e-7, "F16": 9.8e-4, "BF16": 7.8e-3}
-CLIPPED = 2e-6
-"""Largest difference, times the norm, of gradients that PyTorch clips (it adds 1e-6) and exactly clipped ones."""
 COARSE = {"F16", "BF16"}
 MULTIPLE = 10.0
 """Largest distance as a multiple of that of the twin."""
@@ -58,8 +55,6 @@ class Row:
     """The difference in words, where it is not a number."""
     where: Where | None = None
     """Of an output."""
-    ratio: float | None = None
-    """Of two numbers."""
 
     @property
     def parameter(self) -> str:
@@ -68,6 +63,11 @@ class Row:
     @property
     def module(self) -> str:
         return self.name.rpartition("/")[0]
+
+    @property
+    def share(self) -> float:
+        """How much of its limit it takes; infinity for what is not a number."""
+        return self.difference / self.limit if self.difference == self.difference else math.inf
 
     @property
     def differs(self) -> bool:
@@ -89,19 +89,9 @@ class Stage:
         return [row for row in self.rows if row.differs]
 
     @property
-    def before(self) -> Row | None:
-        """The row before the first one that differs."""
-        place = next((number for number, row in enumerate(self.rows) if row.differs), 0)
-        return self.rows[place - 1] if place else None
-
-    @property
     def worst(self) -> Row | None:
         """The row that is farthest apart relative to its limit."""
-        return max(
-            self.rows,
-            key=lambda row: row.difference / row.limit if row.difference == row.difference else 1e300,
-            default=None,
-        )
+        return max(self.rows, key=lambda row: row.share, default=None)
 
 
 @dataclass(frozen=True)
@@ -111,30 +101,6 @@ class Pair:
     actual: Capture
     reference: Capture
     twin: Capture | None = None
-
-    @cached_property
-    def slack(self) -> float:
-        """Relative difference that is no fault: of a training that clips by its own code, where the reference's
-        function adds 1e-6 to the norm. 0: it does not.
-        """
-        norms, acts = [], False
-        for step in self.steps:
-            own, whole, clipped = (
-                capture.tensors(f"step{step}/{kind}")
-                for capture, kind in (
-                    (self.actual, "gradients"),
-                    (self.reference, "gradients"),
-                    (self.reference, "clipped"),
-                )
-            )
-            if not own or not clipped or self.actual.tensors(f"step{step}/clipped") or {*own.names} != {*clipped.names}:
-                return 0.0
-            norms += [math.hypot(*(float(whole[name].double().norm()) for name in whole.names))]
-            off = max(_apart(own[name].double(), clipped[name].double()) for name in own.names)
-            acts |= any(not torch.equal(whole[name], clipped[name]) for name in clipped.names)
-            if not off <= max(_coarsest(LIMITS, self._arithmetic(LIMITS) | own.dtypes), CLIPPED / (norms[-1] or 1.0)):
-                return 0.0
-        return max((10 * CLIPPED / norm for norm in norms if norm), default=0.0) if acts else 0.0
 
     @property
     def steps(self) -> list[int]:
@@ -160,17 +126,14 @@ class Pair:
 
     def limit(self, dtypes: dict[str, float], *names: str) -> float:
         """Return the limit of the coarsest dtype of both captures, and of both's files of these names."""
-        found = self._arithmetic(dtypes).union(
-            *(capture.tensors(name).dtypes for capture in self.captures for name in names)
-        )
-        return max(_coarsest(dtypes, found), self.slack * (dtypes is LIMITS))
+        files = (capture.tensors(name).dtypes for capture in self.captures for name in names)
+        return _coarsest(dtypes, self._arithmetic(dtypes).union(*files))
 
     def limits(self, dtypes: dict[str, float], file: str) -> Callable[[str], float]:
         """Return a function from the name of a tensor to its limit, for a file that both have."""
         files = [capture.tensors(file) for capture in self.captures]
-        least = self.slack * (dtypes is LIMITS)
-        return lambda name: max(
-            least, _coarsest(dtypes, self._arithmetic(dtypes) | {each.dtype(name) for each in files if name in each})
+        return lambda name: _coarsest(
+            dtypes, self._arithmetic(dtypes) | {each.dtype(name) for each in files if name in each}
         )
 
     def _arithmetic(self, dtypes: dict[str, float]) -> set[str]:
@@ -196,16 +159,8 @@ def largest(value: Tensor) -> float:
     return float(value.abs().max()) if value.numel() else 0.0
 
 
-def _apart(value: Tensor, other: Tensor) -> float:
-    return float((value - other).norm()) / (float(other.norm()) or 1.0) if value.shape == other.shape else math.inf
-
-
 def _coarsest(dtypes: dict[str, float], found: set[str]) -> float:
     return max((dtypes[dtype] for dtype in found & dtypes.keys()), default=dtypes["F32"])
-
-
-def owner(parameter: str) -> str:
-    return parameter.rpartition(".")[0]
 
 
 def _listed(steps: list[int]) -> str:

@@ -17,7 +17,7 @@ from traindiff.capture_files import Capture, InputError, Tensors, missing, read_
 from traindiff.pair import LIMITS, NUMBERS
 
 ENDING = ".safetensors"
-FILE = re.compile(r"(initial|before|samples|gradients|clipped|optimizer|weights)(?:-(\d+))?(?:\..+)?")
+FILE = re.compile(r"(initial|samples|gradients|clipped|optimizer|weights)(?:-(\d+))?(?:\..+)?")
 """Kind and step of a file: gradients-0, weights-12.tp0; without a number of step 0."""
 WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Parts of names that torch.compile, FSDP1 and activation checkpointing add; DDP's `module.` see ``_wrapper``."""
@@ -43,10 +43,7 @@ class Rules:
     def name(self, name: str) -> str:
         name = WRAPPERS.sub("", name)
         for pattern, new in self.rename:
-            try:
-                name, count = re.subn(pattern, new, name)
-            except (re.error, IndexError) as error:
-                raise InputError(f"--rename '{pattern}={new}': {new} is not a replacement ({error}).") from None
+            name, count = re.subn(pattern, new, name)
             self.matched |= {pattern} if count else set()
         return name
 
@@ -74,8 +71,6 @@ class Dump(Capture):
         self.files = {
             name: Parts(self, name, sorted(paths, key=_natural), rules) for name, paths in sorted(groups.items())
         }
-        if not any(each.names for each in self.files.values()):
-            raise InputError(f"the files of {folder} have no tensors; traindiff.dump writes them.")
         trained = [str(shown["dtype"]) for shown in self._shown.values() if shown.get("dtype") in NUMBERS]
         if trained:
             self.about["computed"] = max(trained, key=lambda dtype: LIMITS[NUMBERS[dtype]])
@@ -136,18 +131,11 @@ class Parts(Tensors):
         """The metadata of its first file."""
         return Tensors(self.paths[0]).metadata
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor's first part."""
-        file, former = self.places[name][0]
-        return file.shape(former)
+    def _at(self, name: str) -> tuple[Tensors, str]:
+        return self.places[name][0]
 
     def __bool__(self) -> bool:
         return True
-
-    def dtype(self, name: str) -> str:
-        """Return the dtype of a tensor's first part."""
-        file, former = self.places[name][0]
-        return file.dtype(former)
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor, joined.

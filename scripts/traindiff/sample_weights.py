@@ -3,14 +3,14 @@ sum is the reference's gradient, in which each counts once.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 from torch import Tensor
 
-from traindiff.capture_files import InputError, Samples
+from traindiff.capture_files import Samples
 from traindiff.fit import PART, ROUNDING, Fit, View, coefficient, least_squares, listed, number, ranges
 from traindiff.formulas import Formula, fewest
 from traindiff.pair import Pair
@@ -21,8 +21,6 @@ LISTED = 16
 """Most weights in a table."""
 MORE = 4
 """How often a sample is looked for."""
-NO_RANK = -1
-"""Rank and micro-batch of a sample that the other training does not read."""
 PLURALS = {"micro-batch": "micro-batches", "rank's micro-batch": "ranks' micro-batches"}
 
 
@@ -42,12 +40,6 @@ class Partition:
     @property
     def plural(self) -> str:
         return PLURALS.get(self.kind, f"{self.kind}s")
-
-    def sums(self, values: Sequence[float]) -> dict[object, float]:
-        found: dict[object, float] = {}
-        for label, value in zip(self.labels, values, strict=True):
-            found[label] = found.get(label, 0.0) + value
-        return found
 
 
 @dataclass
@@ -94,47 +86,41 @@ def explain(view: View) -> list[Formula]:
 
     Weights of the loss explain all parameters; those of a reduction that leaves some out, only the ones that differ.
     """
-    samples = view.pair.reference.samples(view.step)
+    file = view.pair.reference.tensors(f"step{view.step}/samples")
     gradients = [capture.tensors(f"step{view.step}/gradients") for capture in view.pair.captures]
-    if samples is None or not all(gradients) or not any(bool(view.actual(name).any()) for name in view.names):
+    if not file.names or not all(gradients) or not any(bool(view.actual(name).any()) for name in view.names):
         return []
+    samples = Samples(file)
     every = [name for name in samples.names if all(name in each for each in gradients)]
-    samples = samples.with_gradient(every)
     samples.ids = [view.pair.sample(each) for each in samples.ids]
     for names in (every, [name for name in every if name in view.names]):
-        sums = _sums(view, samples, names, names is every) if names and len(samples) > 1 else None
+        sums = _sums(view, samples, names) if names and len(samples) > 1 else None
         if sums and (found := fewest(_formulas(sums))):
             return found
     return []
 
 
-def _sums(view: View, samples: Samples, names: list[str], is_whole: bool) -> _Sums | None:
+def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
     def column(side: int, step: int) -> Tensor:
         capture = view.pair.captures[side]
         read = view.pair.gradients(capture, f"step{step}/gradients")
         return torch.cat([samples.kept(name, read(name)) for name in names])
+
+    def has(step: int) -> bool:
+        file = view.pair.reference.tensors(f"step{step}/gradients")
+        return all(name in file for name in names)
 
     rows = torch.cat([samples[name] for name in names], 1)
     actual, expected = column(0, view.step), column(1, view.step)
     if not all(bool(torch.isfinite(each).all()) for each in (rows, actual, expected)):
         return None
     if float((rows.sum(0) - expected).norm()) > view.limit(ROUNDING) * float(expected.norm()):
-        if is_whole:
-            view.pair.actual.about.setdefault("notes", []).append(
-                "The gradients of the samples do not add up to the reference's: its samples are not independent (batch "
-                "norm, an auxiliary loss), it clips them in parts, or the file is of another step."
-            )
         return None
-    more = [column(1, step) for step in view.pair.reference.steps if step != view.step and _has(view.pair, step, names)]
+    more = [column(1, step) for step in view.pair.reference.steps if step != view.step and has(step)]
     known_rows = torch.cat([rows, *(each[None] for each in more)])
     known_rows = known_rows / known_rows.norm(dim=1, keepdim=True).clamp(min=1e-300)
     values = torch.linalg.svdvals(known_rows)
     return _Sums(view, samples, names, rows, actual, int((values > view.limit(SINGULAR) * values[0]).sum()))
-
-
-def _has(pair: Pair, step: int, names: list[str]) -> bool:
-    file = pair.reference.tensors(f"step{step}/gradients")
-    return all(name in file for name in names)
 
 
 def _formulas(sums: _Sums) -> Iterator[Formula]:
@@ -159,24 +145,22 @@ def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
     if len({*targets}) != 1:  # else both are the same
         ways["samples"] = [1] * len(sums.samples)
     for what, counts in ways.items():
-        own = partition.sums(counts)
+        own: Counter[object] = Counter()
+        for label, count in zip(partition.labels, counts, strict=True):
+            own[label] += count
         if len({*own.values()}) < 2 or not all(own.values()):
             continue
         weights = torch.tensor([sum(counts) / own[label] for label in partition.labels], dtype=torch.float64)
         predicted = weights @ sums.rows
         times = float(sums.actual @ predicted) / float(predicted @ predicted)
-        if not times or not (fit := sums.fit(times * predicted, [])):
-            continue
         view, shown = sums.view, listed((f"{each:g}" for each in own.values()), LISTED)
-        added = times * blocks
-        if view.same(added, 1, 10):
-            times = 1 / blocks
+        is_mean = view.same(times * blocks, 1, 10)
+        times = 1 / blocks if is_mean else 1.0
+        if not (fit := sums.fit(times * predicted, [])):
+            continue
+        text = f"the {blocks} {partition.plural}' means are added"
+        if is_mean:
             text = f"the mean of the {partition.plural}' means, not of all {what}"
-        elif view.same(added, blocks, 10):
-            text = f"all of {blocks} {partition.plural}' means are added"
-        else:
-            text = f"the {partition.plural}' means are added, times {number(times, view.near)}"
-            fit = Fit([times], fit.left, fit.values, fit.tensors)
         divisor = f"the number of {what} of its {partition.kind} ({shown})"
         equation = f"weight of a sample = {coefficient(times)} x {sum(counts)} / {divisor}"
         table = _table(sums.samples, (times * weights).tolist(), partition)
@@ -236,23 +220,18 @@ def _unreduced(weights: dict[object, float]) -> str:
 def _of_samples(sums: _Sums, fit: Fit) -> Iterator[Formula]:
     """Each sample has a weight of its own: some count several times, or not at all."""
     samples, near, weights = sums.samples, 100 * sums.view.near, fit.solved
-    size, once = max(map(abs, weights)), median(weights)
-    if max(weights) - min(weights) <= near * size:
+    if max(weights) - min(weights) <= near * max(map(abs, weights)):
         return
-    table = _table(samples, weights, None)
-    shown = "gradient = sum over the samples of a weight x their part of the reference's"
-    times = [round(weight / once) if once > near * size else -1 for weight in weights]
+    text, once = f"from {min(weights):.4g} to {max(weights):.4g} times the reference's", median(weights)
+    times = [round(weight / once) if once > near else -1 for weight in weights]
     if max(times) <= MORE and min(times) >= 0 and sums.fit(once * torch.tensor(times).double() @ sums.rows, []):
-        parts = []
-        for count in sorted({*times} - {1}):
-            which = [row for row, each in enumerate(times) if each == count]
-            places = {0: " (the step's first)", len(times) - 1: " (the step's last)"}
-            parts.append(f"{count} times {listed((samples.label(r) + places.get(r, '') for r in which), 8)}")
-        rest = "" if abs(once - 1) <= near else f"; the others {number(once)} times"
-        yield Formula("weights of samples", f"{'; '.join(parts)}{rest}", shown, fit, table)
-        return
-    text = f"from {min(weights):.4g} to {max(weights):.4g} times the reference's"
-    yield Formula("size of each sample's part", text, shown, fit, table)
+        places = {0: " (the step's first)", len(times) - 1: " (the step's last)"}
+        named = [samples.label(row) + places.get(row, "") for row in range(len(times))]
+        counts = {count: [n for n, each in zip(named, times, strict=True) if each == count] for count in {*times} - {1}}
+        text = "; ".join(f"{count} times {listed(names, 8)}" for count, names in sorted(counts.items()))
+        text += f"; the others {number(once)} times" * (abs(once - 1) > near)
+    shown = "gradient = sum over the samples of a weight x their part of the reference's"
+    yield Formula("weights of samples", text, shown, fit, _table(samples, weights, None))
 
 
 def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
@@ -263,31 +242,27 @@ def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
     if any(name in samples.indexed for name in samples.names):
         return  # norms are of whole gradients
     parts = sums.blocks(partition)
+
+    def clip(value: Tensor) -> Tensor:
+        return value * min(1.0, limit / (float(value.norm()) + 1e-6))
+
     for limit in limits:
-        total = torch.zeros_like(parts[0])
+        last = total = torch.zeros_like(parts[0])
         for part in parts:
             last = total + part
-            total = last * min(1.0, limit / (float(last.norm()) + 1e-6))
-        mean = torch.zeros_like(parts[0])
-        for part in parts:
-            own = len(parts) * part
-            mean += own * min(1.0, limit / (float(own.norm()) + 1e-6)) / len(parts)
-        for predicted, text in (
-            (last, f"after each {partition.kind}"),  # written before the last clipping, at the step's end
-            (total, f"after each {partition.kind}"),
-            (mean, f"of each {partition.kind} before the reduction"),
-        ):
+            total = clip(last)
+        mean = torch.stack([clip(len(parts) * part) for part in parts]).mean(0)
+        after = f"after each {partition.kind}"  # written before the last clipping, or after it
+        of_each = f"of each {partition.kind} before the reduction"
+        for predicted, text in ((last, after), (total, after), (mean, of_each)):
             if fit := sums.fit(predicted, []):
-                yield Formula(
-                    "clip of each block", f"to a norm of {limit:g} {text}", f"the norm is clipped {text}", fit
-                )
+                clipped = f"to a norm of {limit:g} {text}"
+                yield Formula("clip of each block", clipped, f"the norm is clipped {text}", fit)
                 return
 
 
 def _label(block: object) -> str:
-    if isinstance(block, tuple):
-        return "/".join(map(_label, block))
-    return "none" if block == NO_RANK else str(block)
+    return "/".join(map(str, block)) if isinstance(block, tuple) else str(block)
 
 
 def _table(samples: Samples, weights: list[float], partition: Partition | None) -> list[str]:
@@ -324,8 +299,6 @@ def reads(pair: Pair, side: int, step: int) -> list[tuple[object, int, int]]:
     if capture.ranks(step):
         return [*dict.fromkeys(found)]  # ranks that share samples have the same data_rank
     given = capture.shown(step).get("ids") or []
-    if not isinstance(given, list) or not all(isinstance(each, list) for each in given):
-        raise InputError(f"{capture.folder}: `ids` of step {step} are not a list for each rank; write them again.")
     return [
         (pair.sample(sample), rank, micro)
         for rank, micros in enumerate(given)
@@ -344,9 +317,9 @@ def counted(pair: Pair, side: int, step: int) -> Counter[object]:
 def _partitions(view: View, samples: Samples) -> Iterator[Partition]:
     """Yield divisions of the samples by the ranks and micro-batches that read them, if they are known."""
     own = {sample: (rank, micro) for sample, rank, micro in reads(view.pair, 0, view.step)}
-    if not own.keys() & {*samples.ids}:
+    if not own.keys() >= {*samples.ids} or not samples.ids:
         return
-    rank, micro = ([own.get(each, (NO_RANK, NO_RANK))[place] for each in samples.ids] for place in (0, 1))
+    rank, micro = ([own[each][place] for each in samples.ids] for place in (0, 1))
     for kind, labels in (("rank", rank), ("micro-batch", micro), ("part", samples.parts)):
         if len({*labels}) > 1:
             yield Partition(kind, tuple(labels))

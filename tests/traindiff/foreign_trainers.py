@@ -132,16 +132,6 @@ def transformers(folder):
         trainer.train()
 
 
-def accelerate(folder):
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
-    model = Model()
-    with dump(model, folder, STEPS):
-        prepared = accelerator.prepare(model, adamw(model), DataLoader(Data(), BATCH // WORLD))
-        loop(*prepared, accelerator.clip_grad_norm_, accelerator.backward)
-
-
 def lightning(folder):
     from lightning import LightningModule, Trainer
 

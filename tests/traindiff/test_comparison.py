@@ -10,7 +10,7 @@ from tiny_dumps import dump
 
 from traindiff.capture_files import Capture
 from traindiff.comparison import stages
-from traindiff.pair import Pair, Row, Stage
+from traindiff.pair import Pair
 
 W = torch.tensor([0.3, -20.0]).double()
 FILES = {
@@ -92,10 +92,3 @@ def test_what_differs_is_seen_in_its_stage(differs, dtype):
     assert [*differs(dtype, "capture", "resumed_at", 1.0)] == ["restored checkpoint"]
     twins = [differs(dtype, "step0/gradients", "w", part * 10 * 3 * tensors, 3 * tensors) for part in (0.5, 2)]
     assert twins == [{}, {"gradient": ["w"]}]
-
-
-def test_what_is_at_the_limit_is_equal_and_what_is_no_number_is_the_worst():
-    rows = [Row("at", 1.0, 1.0), Row("far", 9.0, 1.0), Row("none", math.nan, 1.0), Row("near", 8.0, 0.1)]
-    assert [row.differs for row in rows] == [False, True, True, True]
-    assert [Stage(0, "loss", rows[:count]).worst.name for count in (2, 3)] == ["far", "none"]
-    assert Stage(0, "loss", [rows[1], rows[3]]).worst.name == "near"

@@ -1,6 +1,4 @@
-"""The blocks of the README and of docs/diagnose.md are run: a plain PyTorch loop, the same under FSDP2, one with single
-samples.
-"""
+"""The blocks of the README and of docs/diagnose.md are run: a plain PyTorch loop, and one with single samples."""
 
 import os
 import re
@@ -18,15 +16,11 @@ from traindiff.formulas import CHECKS
 
 README = ROOT / "scripts/traindiff/README.md"
 RUN = """
-import sys, torch, torch.distributed as dist
-import train
+import torch, train
 import reference
 model = torch.nn.Linear(2, 2)
 batches = [(torch.randn(3, 2), torch.tensor([0, 1, 0]))]
 reference.train(model, torch.optim.SGD(model.parameters()), batches, "dumps/samples")
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
-import sharded
-dist.destroy_process_group()
 """
 
 
@@ -37,12 +31,9 @@ def blocks(tmp_path_factory):
     for page in (README, ROOT / "docs/diagnose.md"):
         for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
             (folder / re.match(r"# (\S+)", block)[1]).write_text(block)
-    text = (folder / "train.py").read_text().partition('\n\ntrain("')[0] + '\n\ntrain("dumps/sharded")\n'
-    text = text.replace("    optimizer =", "    torch.distributed.fsdp.fully_shard(model)\n    optimizer =")
-    (folder / "sharded.py").write_text(text)
     shutil.copy(ROOT / "scripts/traindiff/dump.py", folder)
     environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
-    subprocess.run([sys.executable, "-c", RUN, folder / "store"], cwd=folder, check=True, env=environment)
+    subprocess.run([sys.executable, "-c", RUN], cwd=folder, check=True, env=environment)
     return folder
 
 
@@ -62,20 +53,12 @@ def test_the_page_of_the_readme_is_what_its_example_prints(blocks, monkeypatch, 
     assert status == 1
     assert len(shown(README)) == 9
     assert {*shown(README)} <= {*page.splitlines()}
+    assert (blocks / "dumps/samples/samples-0.safetensors").exists()
 
 
 def test_the_readme_lists_the_causes():
     rows = re.findall(r"^\| .+ \| (.+) \|$", section(README, "What a cause is"), re.MULTILINE)
     assert {cause for row in rows[2:] for cause in row.split(", ")} == {*CHECKS}
-
-
-def test_fsdp2_on_one_rank_equals_the_plain_loop(blocks, monkeypatch, capsys):
-    status, page = compared(blocks, monkeypatch, capsys, "dumps/sharded", "dumps/one")
-    assert (status, "**Nothing differs in steps 0-3.**" in page) == (0, True), page
-
-
-def test_the_reference_writes_gradients_of_single_samples(blocks):
-    assert (blocks / "dumps/samples/samples-0.safetensors").exists()
 
 
 @pytest.mark.long

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_dumps import DOWN, GRADIENTS, TENSORS, UP, dump, times
+from tiny_dumps import GRADIENTS, TENSORS, UP, dump, times
 
 from traindiff import command_line
 
@@ -13,13 +13,13 @@ HALF = UP.clone()
 HALF[4:] *= 0.5
 SHARDS = {
     f"gradients-0.tp{rank}": {
-        "module.up.linear.weight": UP.chunk(8)[rank],
-        "module.down.linear.weight": TENSORS["down.weight"].chunk(8, 1)[rank],
+        "module.up.linear.weight": UP.chunk(2)[rank],
+        "module.down.linear.weight": TENSORS["down.weight"].chunk(2, 1)[rank],
         "module.norm": torch.ones(3),
     }
-    for rank in range(8)
+    for rank in range(2)
 }
-WRAPPED = {f"_orig_mod.{name}": value for name, value in (TENSORS | {"norm": torch.ones(3)}).items()}
+WRAPPED = {f"module._orig_mod.{name}": value for name, value in (TENSORS | {"norm": torch.ones(3)}).items()}
 RULES = ["--rename", r"^module\.(?=\w)=", "--rename", r"\.linear=", "--merge", r"up\..*=0", "--merge", "down.*=1"]
 COUNT = torch.arange(24.0)
 
@@ -44,12 +44,10 @@ SAME = {
         GRADIENTS,
         *("--dtype", "bfloat16"),
     ),
-    "initial weights alone": (START, START),
 }
 NOTES = {
     "steps that only one has": ["Steps 2-3 are only in `", "**Nothing differs in steps 0-1.**"],
     "shards, joined in the order of the ranks": ["| 0 | gradient | 3 | 0.0e+00 |"],
-    "bf16": ["The gradients are BF16 against F32: the coarser dtype of a tensor sets its limit."],
 }
 
 
@@ -77,14 +75,6 @@ DIFFERENT = {
     "one tensor in bf16 loosens no other": (
         ({"gradients": times(1.01)}, {"gradients": TENSORS | {"down.weight": LOW["down.weight"]}}),
         "gradient (1 of 2, first up.weight)",
-    ),
-    "an imaginary part": (
-        [{"gradients": {"x": torch.complex(UP, sign * DOWN)}} for sign in (1, -1)],
-        "gradient (x)",
-    ),
-    "an infinite tensor hides no other one": (
-        ({"gradients": times(2)}, {"gradients": TENSORS | {"up.weight": UP / 0}}),
-        "gradient (2 of 2",
     ),
     "buffers are not updated by an optimizer": (
         (with_buffers(2), with_buffers(1)),
@@ -127,8 +117,3 @@ def test_the_step_in_the_name_of_a_single_file(tmp_path, capsys):
     path = dump(tmp_path, {"gradients-3": TENSORS}) / "gradients-3.safetensors"
     assert command_line.main([str(path), str(path)]) == 0
     assert "Nothing differs in step 3." in capsys.readouterr().out
-
-
-def test_the_prefix_of_ddp_is_removed(compare):
-    wrapped = {"gradients-0": {f"module._orig_mod.module.{name}": value for name, value in TENSORS.items()}}
-    assert compare(wrapped, {"gradients-0": {"up.weight": UP}}, "--skip", "down.*")[0] == 0

@@ -311,7 +311,10 @@ def _gradients_of_samples(run: Run, data: Path, initial: Path, folder: Path, lik
     """
     state = loop.set_up(run, data, initial, folder / "run_of_samples", {}, loop.TrainOptions(restart=True))
     engine = cast(NativeEngine, state.engine)
-    kept = {name: _sketch(value, state.engine.parameter_count) for name, value in engine.parameters().items()}
+    kept = {
+        name: dump.sketch(value.numel(), state.engine.parameter_count, KEPT).to(value.device)
+        for name, value in engine.parameters().items()
+    }
     try:
         for number in range(steps):
             if number:
@@ -335,15 +338,6 @@ def _gradients_of_samples(run: Run, data: Path, initial: Path, folder: Path, lik
     finally:
         state.checkpointer.close()
         state.log.close()
-
-
-def _sketch(value: Tensor, of_all: int) -> Tensor:
-    """Return the flat indices of those values of a parameter that are kept: one drawn in each stretch of its values."""
-    every = max(1, -(-of_all // KEPT))
-    first = torch.arange(0, value.numel(), every)
-    draw = torch.Generator().manual_seed(value.numel())
-    index = first + torch.randint(every, first.shape, generator=draw)
-    return index.clamp(max=max(value.numel() - 1, 0)).to(value.device)
 
 
 @torch.no_grad()
