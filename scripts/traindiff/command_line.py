@@ -90,9 +90,9 @@ def _rule(option: str, rule: str) -> tuple[str, str]:
     if not equals or (option == "merge" and not value.isdigit()):
         raise InputError(f"--{option} {rule}: write it like this: --{option} {EXAMPLES[option]}.")
     try:
-        re.compile(pattern)
-    except re.error as error:
-        raise InputError(f"--{option} '{pattern}' is not a regular expression ({error}).") from None
+        re.sub(pattern, value if option == "rename" else "", "")
+    except (re.error, IndexError) as error:
+        raise InputError(f"--{option} '{rule}' is not a regular expression ({error}).") from None
     return pattern, value
 
 

@@ -34,6 +34,10 @@ DUMPS = {
         *(GRADIENTS, GRADIENTS),
         *("--rename", "module.="),
     ),
+    "--rename '(up)=\\2' is not a regular expression (invalid group reference 2 at position 1).": (
+        *(GRADIENTS, GRADIENTS),
+        *("--rename", r"(up)=\2"),
+    ),
     "--rename up: write it like this: --rename '^module\\.='.": (
         *(GRADIENTS, GRADIENTS),
         *("--rename", "up"),
