@@ -4,7 +4,7 @@ import pytest
 
 from helpers.common import program
 from shardlab.errors import UserError
-from shardlab.runs import bill, planned_hours
+from shardlab.runs import bill, slurm_request
 from shardlab.runs.slurm_reattach import name_of
 from shardlab.runs.slurm_request import Request
 from shardlab.settings import load
@@ -61,13 +61,12 @@ def test_hours_by_stage_and_their_sum(monkeypatch, tmp_path):
         bill.bill(load.config({}), tmp_path)
 
 
-def test_what_a_call_requests_and_plans_in_one_sentence():
+def test_what_a_call_requests_in_one_sentence():
     """In the unit of the queue that Slurm is asked for."""
     asked = {"nodes": 2, "gres": "gpu:4", "runtime": 30, "slurm_partition": "parts"}
     requests = [Request("train", asked)] * 2 + [Request("train", asked | {"slurm_partition": "whole", "qos": "normal"})]
     site = Slurm(gpus="gres", queues=QUEUES)
-    assert planned_hours.sentence(requests, [1.0, None], "Trainings", site, tries=2) == (
+    assert slurm_request.sentence(requests, "Trainings", site, tries=2) == (
         "Trainings request at most 12.0 GPU-hours, charged as 3.0 node-hours: the time limits of 3 jobs; "
-        "6.0 node-hours if every job is tried 2 times; planned for 1 training: 1 device-hours, "
-        "without 1 training of unknown length."
+        "6.0 node-hours if every job is tried 2 times."
     )

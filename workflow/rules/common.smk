@@ -18,7 +18,7 @@ with call_start.as_exit():
 for name, most in REQUESTS.limits(workflow.resource_settings.nodes).items():
     workflow.register_resource(name, most)
 
-call_end.announce(workflow, CALL.runs, CALL.site.slurm)
+call_end.announce(workflow, CALL.site.slurm)
 
 CONFIG, SITE = CALL.config, CALL.site
 CONFIG_JSON = CONFIG.model_dump_json()

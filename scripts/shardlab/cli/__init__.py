@@ -18,7 +18,7 @@ VERBS = {
         "pack": "run a call of snakemake inside one allocation of whole nodes",
         "check-model": "prove strategies on a transformers model, tiny",
         "check-script": "run a script for a few steps: what it keeps of its contract",
-        "plan": "predict memory, traffic and time of runs, without training",
+        "plan": "predict memory and traffic of runs, without training",
     },
     "During and after it": {
         "status": "print the state of each run, and what happens next; or watch all",

@@ -1,4 +1,4 @@
-"""Plan runs: their memory, operations, traffic and time, from the engines' own steps on fake tensors; nothing is
+"""Plan runs: their memory, operations and traffic, from the engines' own steps on fake tensors; nothing is
 trained. Writes a plan.json per run and, with --table, plan.md.
 """
 
@@ -13,15 +13,13 @@ from shardlab.files import write_text
 from shardlab.records import plan
 from shardlab.records.plan import Plan
 from shardlab.report import plan_table
-from shardlab.runs import planned_hours, slurm, stages
+from shardlab.runs import slurm, slurm_request, stages
 from shardlab.runs.slurm_request import Request
 from shardlab.settings import load, resolve
 from shardlab.settings.config import Config
 from shardlab.settings.sites import Site
 from shardlab.settings.types import Run
 
-MODES = tuple(plan.RECOMPUTED)
-"""Recomputation modes, least first."""
 SCRIPT = "only {} itself knows what it will hold and send, so nothing can be planned."
 
 
@@ -45,14 +43,12 @@ def main(
     for each in plans:
         each.write(results / each.strategy / each.workload / plan.FILE)
     text = plan_table.markdown(plans, refused, config)
-    by_name = {(each.strategy, each.workload): each for each in plans}
     requests = [
         Request(run.strategy, slurm.resources(site, "train", *stages.scope("train", run).size(run)))
         for run in runs
         if site.slurm
     ]
-    planned = [planned_hours.hours(run, by_name.get((run.strategy, run.workload)), data) for run in runs]
-    if sentence := planned_hours.sentence(requests, planned, "Trainings", site.slurm):
+    if sentence := slurm_request.sentence(requests, "Trainings", site.slurm):
         text += f"\n{sentence}\n"
     if table:
         write_text(table, text)
@@ -74,11 +70,11 @@ def made(runs: list[Run], site: Site, data: Path, cores: int) -> tuple[list[Plan
     refused: dict[tuple[str, str], str] = {}
     refused |= {(run.strategy, run.workload): SCRIPT.format(run.script) for run in runs if run.script}
     left = {number: run for number, run in enumerate(runs) if not run.script}
-    for mode in MODES:
+    for mode in plan.MODES:
         requested = {
             number: run if run.recipe.activation_checkpointing == mode else _recomputing(run, mode)
             for number, run in left.items()
-            if run.recipe.activation_checkpointing in MODES[: MODES.index(mode) + 1]
+            if run.recipe.activation_checkpointing in plan.MODES[: plan.MODES.index(mode) + 1]
         }
         costs = {number: plan.cost(run) for number, run in requested.items()}
         distinct = {costs[number]: run for number, run in requested.items()}
@@ -91,7 +87,7 @@ def made(runs: list[Run], site: Site, data: Path, cores: int) -> tuple[list[Plan
                 del left[number]
                 continue
             fits = plan.fits(estimate, site.hardware)
-            made = plan.make(run, site.hardware, estimate, mode, fits=fits, prepared=there[run.data.name])
+            made = plan.make(run, estimate, mode, fits=fits, prepared=there[run.data.name])
             plans[number] = made
             if fits is not False:
                 del left[number]

@@ -249,9 +249,8 @@ def tell(host: str, port: int, found: Findings) -> None:
 @program
 def preflight_ranks(settings: Path, output: Path) -> int:
     """Check that every collective gives the right result over all ranks, started as in a training run."""
-    from shardlab.measure import device_benchmark
     from shardlab.measure.collectives import wrong
-    from shardlab.runtime import distributed
+    from shardlab.runtime import device, distributed
 
     run = read_ranks(settings)
 
@@ -264,11 +263,10 @@ def preflight_ranks(settings: Path, output: Path) -> int:
         for name in wrong(world)
     ]
     hosts = world.gather(socket.gethostname())
-    # On all ranks at the same time, as in a training.
-    figures = device_benchmark.least(world.gather(device_benchmark.figures(world.device)))
+    least = min((size for size in world.gather(device.memory(world.device)) if size), default=None)
     network = gpus.network(log.read_text(errors="replace")) if logged and log.exists() else None
     log.unlink(missing_ok=True)
-    found: Findings = {"where": "ranks", "hosts": hosts, "hardware": figures, "problems": problems}
+    found: Findings = {"where": "ranks", "hosts": hosts, "memory": least, "problems": problems}
     found["said"] = [network] if network else []
     status = report(found, output) if world.is_rank0 else 0
     if not status:
@@ -293,7 +291,7 @@ def preflight_show(settings: Path, reports: Annotated[Sequence[Path], "reports t
             print("".join(f"  {sentence}\n" for sentence in node["said"]), end="")
         if found["where"] == "ranks":
             print(f"ranks on {', '.join(found['hosts'])}: all collectives are correct")
-            print(
-                f"  the slowest one reaches {json.dumps(found['hardware'])}: `hardware` of the site's file, for plans"
-            )
+            if found["memory"]:
+                size = f"device_memory_gib: {found['memory'] / 2**30:.3g}"
+                print(f"  for plans, in `hardware` of the site's file: {size}")
     print(f"preflight: site {run.site_name} is ready for {run.nodes} x {run.ranks_per_node} ranks.")

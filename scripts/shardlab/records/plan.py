@@ -1,8 +1,6 @@
 """plan.json: what a run will cost, known before it is paid for.
 
-Bytes and floating-point operations come from plan/simulate.py. The time follows from them and the site's figures: a
-step is the longer of its matrix products and the overlapped data-parallel traffic, plus tensor- and pipeline-parallel
-traffic, for which the devices wait, plus the update, which reads and writes the model's state.
+Bytes and floating-point operations come from plan/simulate.py; whether it fits, from the site's device memory.
 """
 
 from pathlib import Path
@@ -13,16 +11,14 @@ from pydantic import Field
 from shardlab.errors import UserError
 from shardlab.records.reports import Report, TensorBytes, Traffic
 from shardlab.settings import run_identity
-from shardlab.settings.mesh import ParallelDims, axes_in, split_by
+from shardlab.settings.mesh import ParallelDims
 from shardlab.settings.sites import Hardware
 from shardlab.settings.types import Run
 
 FILE, TOGETHER = "plan.json", "plans"
 """File of a plan, in a folder of its strategy and workload; folder of results/ with such folders."""
-RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
-"""Recomputation, least first: how often the matrix products are computed, of which a forward pass is a third."""
-
-
+MODES = ("none", "selective", "full")
+"""Recomputation, least first."""
 SAME = ("seed", "sources", "strategy", "workload")
 """Settings of a run that do not affect its cost."""
 SAME_RECIPE = ("lr_schedule", "epochs", "max_steps", "keep_best")
@@ -67,8 +63,6 @@ class Plan(Report):
     fits: bool | None = Field(description="True if it fits with that; null if device memory is unknown.")
     flops_per_step: int | None = Field(description="Operations over all ranks (see flops_formula in train.json).")
     traffic: list[Traffic] = Field(description="Bytes sent per rank and step, by mesh axis and collective.")
-    step_seconds: float | None = Field(description="Predicted step time.")
-    missing: list[str] = Field(description="Missing keys of the site's `hardware` that are needed for the time.")
 
     @property
     def predicted_bytes_per_step(self) -> float:
@@ -92,11 +86,8 @@ def find(run: Run, results: Path) -> Plan | None:
     return plan if plan.run == run_identity.identity_of(run, "").run else None
 
 
-def make(
-    run: Run, hardware: Hardware, estimate: dict[str, Any], recomputation: str, *, fits: bool | None, prepared: bool
-) -> Plan:
+def make(run: Run, estimate: dict[str, Any], recomputation: str, *, fits: bool | None, prepared: bool) -> Plan:
     """Build the plan of a run from its simulation with that recomputation."""
-    seconds, missing = step_time(run, hardware, estimate, recomputation)
     return Plan.model_validate(
         {
             **estimate,
@@ -110,8 +101,6 @@ def make(
             "predicted_memory_bytes": peak(estimate),
             "activation_checkpointing": recomputation if fits is not None else None,
             "fits": fits,
-            "step_seconds": seconds,
-            "missing": missing,
         }
     )
 
@@ -126,43 +115,6 @@ def fits(estimate: dict[str, Any], hardware: Hardware) -> bool | None:
     if hardware.device_memory_gib is None:
         return None
     return peak(estimate) <= (hardware.device_memory_gib - hardware.unplanned_gib) * 2**30
-
-
-def step_time(
-    run: Run, hardware: Hardware, estimate: dict[str, Any], recomputation: str
-) -> tuple[float | None, list[str]]:
-    """Return the predicted seconds of a step, and the missing figures."""
-    arithmetic = run.recipe.arithmetic
-    matrix, memory = hardware.matrix_tflops.get(arithmetic), hardware.memory_gb_per_second
-    missing = [] if matrix else [f"matrix_tflops.{arithmetic}"]
-    missing += [] if memory else ["memory_gb_per_second"]
-    overlapped = waiting = 0.0
-    for entry in estimate["traffic"]:
-        key = "node_gb_per_second" if _inside_a_node(run, entry["axis"]) else "network_gb_per_second"
-        if (bandwidth := getattr(hardware, key)) is None:
-            missing.append(key)
-            continue
-        if "samples" in split_by(axes_in(entry["axis"])):
-            overlapped += entry["bytes"] / bandwidth / 1e9
-        else:
-            waiting += entry["bytes"] / bandwidth / 1e9
-    if missing or not matrix or not memory or estimate["flops_per_step"] is None:
-        return None, sorted(set(missing))
-    # With mp one device works at a time.
-    devices = run.world_size * (1 if run.options.single_process == "mp" else run.devices_per_rank)
-    products = RECOMPUTED[recomputation] * estimate["flops_per_step"] / (devices * matrix * 1e12)
-    products /= 1 - (run.pipeline_bubble or 0.0)
-    held = max((rank["largest"] for rank in estimate["tensor_bytes"]), key=lambda held: held["weights"])
-    update = 2 * held["weights"] + held["master_weights"] + held["gradients"] + 2 * held["optimizer"]
-    return max(products, overlapped) + waiting + update / memory / 1e9, []
-
-
-def _inside_a_node(run: Run, axis: str) -> bool:
-    """Return whether the ranks of each group of an axis are on one node: outer axes stride over the inner ones."""
-    axes = axes_in(axis)
-    if run.nodes == 1 or not axes:
-        return run.nodes == 1
-    return run.ranks_per_node % (run.mesh.stride(axes[0]) * run.mesh.degree(axes[0])) == 0
 
 
 def misfit(run: Run, hardware: Hardware, made: Plan | None) -> str | None:

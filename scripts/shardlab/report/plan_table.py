@@ -9,13 +9,13 @@ from shardlab.settings import load
 from shardlab.settings.config import Config
 from shardlab.settings.sites import Hardware
 
-HEADERS = ("strategy", "ranks", "memory a rank", "fits", "recompute", "TFLOP a step", "sent a rank", "step s")
+HEADERS = ("strategy", "ranks", "memory a rank", "fits", "recompute", "TFLOP a step", "sent a rank")
 RULE = ("ddp", "fsdp")
-"""Rule of thumb, if times are unknown: the first of these that fits."""
+"""Rule of thumb: the first of these that fits."""
 
 
 def markdown(plans: Sequence[Plan], refused: dict[tuple[str, str], str], config: Config) -> str:
-    """Format tables by workload, the recommended strategy, missing figures, and runs that could not be planned."""
+    """Format tables by workload, the recommended strategy, and runs that could not be planned."""
     parts = ["# Plan", "", f"Site {config.site}. {_memory(load.site(config).hardware)}", ""]
     of_workload: dict[str, list[Plan]] = {}
     for plan in plans:
@@ -27,9 +27,6 @@ def markdown(plans: Sequence[Plan], refused: dict[tuple[str, str], str], config:
     for text, (first, *more) in alike.items():
         others = f", and {len(more):,} variants of the same cost" if more else ""
         parts += [f"## {first}{others}", "", text]
-    if missing := sorted({key for plan in plans for key in plan.missing}):
-        keys = ", ".join(f"hardware.{key}" for key in missing)
-        parts += [f"No times: config/sites/{config.site}.yaml does not name {keys}.", ""]
     if refused:
         parts += ["## Not planned", ""] + [f"- {s} x {w}: {why}" for (s, w), why in refused.items()] + [""]
     return "\n".join(parts)
@@ -62,7 +59,6 @@ def _table(plans: Sequence[Plan]) -> str:
                 plan.activation_checkpointing or "",
                 "" if plan.flops_per_step is None else f"{plan.flops_per_step / 1e12:.3g}",
                 ", ".join(sent) or "0",
-                "" if plan.step_seconds is None else f"{plan.step_seconds:.3g}",
             ]
         )
     # Not pandas.to_markdown: this runs in the image, which only has what training needs.
@@ -79,10 +75,6 @@ def choice(plans: Sequence[Plan]) -> str:
             f"Nothing fits: {least.strategy} needs least, {readable_bytes(least.predicted_memory_bytes)} per rank; use "
             "more ranks, a smaller global batch, or more recomputation."
         )
-    timed = [plan for plan in fitting if plan.step_seconds is not None]
-    if timed:
-        best = min(timed, key=lambda plan: (plan.step_seconds or 0.0, plan.predicted_memory_bytes))
-        return f"Use {best.strategy}: predicted to be the fastest that fits, {best.step_seconds:.3g} s per step."
     by_name = {plan.strategy: plan for plan in fitting}
     known = next((name for name in RULE if name in by_name), next(iter(by_name)))
     least = min(fitting, key=lambda plan: plan.predicted_memory_bytes)

@@ -79,6 +79,23 @@ def jobs_of(runs: Iterable[Run], site: Site) -> list[Request]:
     return found
 
 
+def sentence(requests: Iterable[Request], what: str, site: Slurm | None, tries: int = 1) -> str:
+    """Return what jobs request, in one sentence; empty without jobs. ``tries``: how often Snakemake submits one that
+    fails.
+    """
+    listed = list(requests)
+    if not listed or site is None:
+        return ""
+    gpus = sum(request.minutes * request.gpus for request in listed) / 60
+    charged = sum(request.charge(site) for request in listed)
+    amount = f"{charged:,.1f} {site.unit}"
+    if gpus and (gpus, "GPU-hours") != (charged, site.unit):
+        amount = f"{gpus:,.1f} GPU-hours, charged as {amount}"
+    again = f"; {tries * charged:,.1f} {site.unit} if every job is tried {tries} times" * (tries > 1)
+    jobs = f"{len(listed):,} job{'s' * (len(listed) != 1)}"
+    return f"{what} request at most {amount}: the time limits of {jobs}{again}."
+
+
 def sbatch(resources: Mapping[str, Any], name: str = "shardlab", log: str = "/dev/null") -> list[str]:
     """Return the words of the sbatch command with which Snakemake's plugin submits a job of this name."""
     from snakemake_executor_plugin_slurm.submit_string import get_submit_command

@@ -94,5 +94,3 @@ STATES = tuple(name for name, precision in PRECISIONS.items() if precision.state
 """Values of ``recipe.dtype``."""
 LOW = tuple(name for name in PRECISIONS if name not in STATES)
 """Values of ``recipe.precision``, besides full."""
-ARITHMETIC = tuple(name for name, precision in PRECISIONS.items() if not precision.arithmetic)
-"""Precisions that layers compute in."""

@@ -13,8 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from shardlab.schema import Strict, one_of
-from shardlab.settings.precisions import ARITHMETIC
+from shardlab.schema import Strict
 
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 """Name of an environment variable: letters, digits and _, not beginning with a digit."""
@@ -390,19 +389,6 @@ class Hardware(Strict):
         ge=0,
         description="Device memory that plans do not count (GiB): the CUDA context, NCCL's buffers, fragmentation; an "
         "allowance, not measured. A run fits if it needs at most device_memory_gib minus this.",
-    )
-    matrix_tflops: dict[Annotated[str, *one_of(ARITHMETIC)], PositiveFloat] = Field(
-        default={},
-        description=f"Measured TFLOP/s of a device in matrix products, by arithmetic: {', '.join(ARITHMETIC)}.",
-    )
-    memory_gb_per_second: float | None = Field(None, gt=0, description="Memory bandwidth of a device (GB/s).")
-    node_gb_per_second: float | None = Field(
-        None,
-        gt=0,
-        description="Bus bandwidth between the devices of a node (GB/s; the target collectives measures it).",
-    )
-    network_gb_per_second: float | None = Field(
-        None, gt=0, description="Bus bandwidth between nodes, per device (GB/s)."
     )
 
 

@@ -4,24 +4,20 @@ import atexit
 from pathlib import Path
 from typing import Any
 
-from shardlab.records import plan
-from shardlab.runs import planned_hours
+from shardlab.runs import slurm_request
 from shardlab.runs.slurm_request import Request
 from shardlab.settings.sites import Slurm
-from shardlab.settings.types import Run
 
 
-def announce(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
+def announce(workflow: Any, site: Slurm | None) -> None:
     """Print that when this process ends, but the verdict of a call that runs jobs, of which the Snakefile knows whether
     they succeed.
     """
-    atexit.register(lambda: say(workflow, runs, site))
+    atexit.register(lambda: say(workflow, site))
 
 
-def say(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
-    """Print what the jobs of a dry run request, and what its trainings are planned to take; of a call that has nothing
-    to do, its verdict.
-    """
+def say(workflow: Any, site: Slurm | None) -> None:
+    """Print what the jobs of a dry run request; of a call that has nothing to do, its verdict."""
     if (dag := workflow.dag) is None:
         return
     # A dry run counts its jobs as local, and as finished.
@@ -31,14 +27,8 @@ def say(workflow: Any, runs: list[Run], site: Slurm | None) -> None:
             say_verdict(dag)
         return
     requests = [Request(job.rule.name, job.resources) for job in due if job.resources.get("tasks_per_node")]
-    trained = {(job.wildcards.strategy, job.wildcards.workload) for job in due if job.rule.name == "train"}
-    planned = [
-        planned_hours.hours(run, plan.find(run, Path("results")))
-        for run in runs
-        if (run.strategy, run.workload) in trained
-    ]
     tries = 1 + max((job.restart_times for job in due), default=0)
-    if text := planned_hours.sentence(requests, planned, "These jobs", site, tries):
+    if text := slurm_request.sentence(requests, "These jobs", site, tries):
         print(text)
 
 
