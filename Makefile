@@ -99,7 +99,7 @@ pictures: .venv/run
 	$(BIN)/python docs/pictures.py
 
 # Check one to eight GPUs of this machine.
-# Every strategy over NCCL is compared with one GPU, that with a CPU; and the speed of large models.
+# Every strategy over NCCL is compared with one GPU, and that with a CPU.
 check-gpu: .venv/dev
 	$(BIN)/python benchmarks/check_gpu.py
 

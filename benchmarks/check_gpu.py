@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Check one to eight GPUs of a machine: every strategy against one of them, one
-against a CPU, and large models' speed.
+"""Check one to eight GPUs of a machine: every strategy against one of them, and one
+against a CPU.
 
-Equality: tiny trainings over NCCL, compared with `single` at the gradients of
-step 0, each step's loss and gradient norm, and the test loss. float64 has to
-agree to 1e-10, float32 (without TF32) to 5e-6 per step and 1e-4 at the test
-loss; bf16 is only reported. With one GPU, parallel strategies run on one rank,
-which tests their code and NCCL without communication. The program ends at the
-first workload in which a strategy is not equal.
+Tiny trainings over NCCL are compared with `single` at the gradients of step 0,
+each step's loss and gradient norm, and the test loss. float64 has to agree to
+1e-10, float32 (without TF32) to 5e-6 per step and 1e-4 at the test loss. With
+one GPU, parallel strategies run on one rank, which tests their code and NCCL
+without communication. The program ends at the first workload in which a
+strategy is not equal. How fast a large model trains: a run of its own, such as
+results/fsdp/llama2@size=7b.done, whose train.json has speed, MFU and memory.
 
-Speed: models of up to 7 B, next to their plans (trainers/large.py).
-
-Tables are printed as Markdown, row by row, and written as CSV.
+The table is printed as Markdown, row by row, and written as CSV.
 """
 
 import argparse
@@ -31,13 +30,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/parity"))
 
-from trainers import large  # type: ignore[import-not-found]
-from trainers.cases import TO_CPU, Case, cases  # type: ignore[import-not-found]
-from trainers.table import Table  # type: ignore[import-not-found]
+import pandas as pd
+from check_gpu_cases import TO_CPU, Case, cases  # type: ignore[import-not-found]
 
 from shardlab.data import read, store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError, run_program
+from shardlab.files import write_text
 from shardlab.runtime import device
 from shardlab.settings import load
 
@@ -45,28 +44,24 @@ BOUNDS = {
     "float64": dict.fromkeys(("gradient", "loss", "norm", "test"), 1e-10),
     "float32": dict.fromkeys(("gradient", "loss", "norm"), 5e-6) | {"test": 1e-4},
 }
-"""Arithmetic: maximum relative differences to one device; bf16 has none."""
+"""Arithmetic: maximum relative differences to one device."""
 FIGURES = {"gradient": "gradient of step 0", "loss": "training loss", "norm": "gradient norm", "test": "test loss"}
 """Column of the table: its name in a sentence."""
+COLUMNS = ["workload", "strategy", "ranks", "devices", "arithmetic", *FIGURES, "equal"]
 MOST = 8
 """Maximum number of ranks."""
 WORKLOADS = ("mlp", "mnist", "xsum", "vit", "llama2")
 
 
 def main() -> None:
-    """Run the sections; the program ends at the first strategy that is not equal."""
+    """Train, compare, print; the program ends at the first strategy that is not equal."""
     args = options().parse_args()
-    # Keep this process off the GPUs: plans are made in its forks, and its memory would count as the models'.
+    # Keep this process off the GPUs, whose ranks it starts.
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=device.exact) as apart:
         names = apart.submit(seen, args.device).result()
         ranks = enough(len(names), args.ranks) if args.device == "cuda" else args.ranks or 2
         print(heading(names[:ranks]))
-        if args.only != "speed":
-            equality(args, ranks, apart)
-    if args.only != "equal":
-        table = Table(args.output / "check_gpu_speed.csv", large.COLUMNS, large.shown)
-        for row in large.measured(args.models, args.device, ranks, args.steps, args.place):
-            table.add([row])
+        equality(args, ranks, apart)
 
 
 def options() -> argparse.ArgumentParser:
@@ -76,14 +71,13 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ranks", type=int, choices=range(1, MOST + 1), metavar="N", help="ranks (default: all GPUs, up to 8)"
     )
-    parser.add_argument("--only", choices=["equal", "speed"], help="one of the two sections")
     parser.add_argument(
         "--workloads",
         nargs="+",
         choices=WORKLOADS,
         metavar="NAME",
         default=WORKLOADS,
-        help="workloads of the first section",
+        help="default: all",
     )
     parser.add_argument(
         "--strategies",
@@ -91,12 +85,9 @@ def options() -> argparse.ArgumentParser:
         choices=load.own_strategies(),
         metavar="NAME",
         default=load.own_strategies(),
-        help="strategies of the first section",
+        help="default: all but scripts",
     )
-    parser.add_argument("--models", default="", help="second section: models whose name contains this")
-    parser.add_argument("--steps", type=int, default=20, help="second section: steps of each training")
-    parser.add_argument("--place", type=Path, help="folder for weights of up to 27 GB (default: a temporary one)")
-    parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the CSV files")
+    parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the CSV file")
     return parser
 
 
@@ -135,8 +126,8 @@ def equality(args: argparse.Namespace, ranks: int, apart: ProcessPoolExecutor) -
     """
     from group import Server  # type: ignore[import-not-found]
 
-    columns = ["workload", "strategy", "ranks", "devices", "arithmetic", *FIGURES, "equal"]
-    table = Table(args.output / "check_gpu_equality.csv", columns, "{:.0e}".format)
+    table: list[dict[str, Any]] = []
+    print(f"\n| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}")
     # DeepSpeed chooses its device when it is imported, which is before the ranks know theirs.
     environment = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "DS_ACCELERATOR": args.device}
     with Server(environment) as server, tempfile.TemporaryDirectory() as folder:
@@ -146,7 +137,11 @@ def equality(args: argparse.Namespace, ranks: int, apart: ProcessPoolExecutor) -
             found = cases(workload, args.strategies, args.device, ranks)
             train(server, place, found, args.device)
             rows = apart.submit(compared, place, found).result()
-            table.add(rows)
+            for row in rows:
+                shown = [f"{each:.0e}" if isinstance(each := row[name], float) else str(each) for name in COLUMNS]
+                print(f"| {' | '.join(shown)} |", flush=True)
+            table += rows
+            write_text(args.output / "check_gpu_equality.csv", pd.DataFrame(table, columns=COLUMNS).to_csv(index=False))
             judge(rows)
 
 
@@ -196,14 +191,12 @@ def row(case: Case, local: Path, other: Path, data: Path) -> dict[str, Any]:
         "arithmetic": case.arithmetic,
         **{name: values[name] for name in FIGURES},
     }
-    judged = case.arithmetic in BOUNDS
-    return made | {"equal": ("no" if outside(made) else "yes") if judged else "not judged"}
+    return made | {"equal": "no" if outside(made) else "yes"}
 
 
 def outside(row: dict[str, Any]) -> list[str]:
     """Return the values of a row that exceed their bounds, including NaN."""
-    bounds = BOUNDS.get(row["arithmetic"], {})
-    return [name for name, bound in bounds.items() if not row[name] <= bound]
+    return [name for name, bound in BOUNDS[row["arithmetic"]].items() if not row[name] <= bound]
 
 
 def judge(rows: list[dict[str, Any]]) -> None:

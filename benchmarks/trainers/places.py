@@ -1,6 +1,5 @@
 """Folders with all that a training needs: settings, random tokens, initial weights. No hub needed."""
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,8 @@ from safetensors.numpy import save_file
 
 from shardlab import models
 from shardlab.data import store
-from shardlab.files import ROOT, write_json
+from shardlab.files import write_json
 from shardlab.models.weights import save
-from shardlab.runs import commands
-from shardlab.runs.stages import Scope
 from shardlab.settings import load, resolve
 from shardlab.settings.types import Run
 
@@ -63,14 +60,6 @@ def run_of(
     with mock.patch.object(load, "workload", return_value=other):
         run = resolve.run(checked, strategy, workload)
     return run.model_copy(update={"model": run.model.model_copy(update={"args": args})})
-
-
-def train(place: Path, run: Run) -> "subprocess.CompletedProcess[str]":
-    """Train what was written to ``place`` as `shardlab launch` would, without its checks and attempts."""
-    words = {"settings": place / "run.json", "data": place, "weights": place / "initial.safetensors", "output": place}
-    program = [str(ROOT / "scripts/shardlab"), "train", *(f"--{key}={value}" for key, value in words.items())]
-    lines = commands.lines(run, program, None, Scope.RANKS)
-    return subprocess.run(["bash", "-c", lines], capture_output=True, text=True)
 
 
 def torchrun(ranks: int) -> list[str]:

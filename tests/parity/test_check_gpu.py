@@ -26,7 +26,7 @@ def check_gpu(monkeypatch):
 def test_the_first_strategy_that_is_not_equal_is_named(check_gpu):
     figures = dict.fromkeys(check_gpu.FIGURES, 1e-16)
     equal = {"workload": "llama2", "strategy": "pp", "arithmetic": "float32", **figures}
-    check_gpu.judge([equal, equal | {"test": 9e-5}, equal | {"arithmetic": "bf16", "gradient": 0.1}])
+    check_gpu.judge([equal, equal | {"test": 9e-5}])
     with pytest.raises(
         check_gpu.UserError, match=r"pp x llama2 in float32 is not equal: its gradient norm has .* 3\.0e-05"
     ):
@@ -48,11 +48,11 @@ def test_a_strategy_takes_as_many_ranks_as_fit(check_gpu):
 @pytest.mark.long
 def test_devices_are_also_compared_with_a_cpu(tmp_path):
     """DeepSpeed knows no simulated devices."""
-    words = ["--workloads", "mlp", "--strategies", "mp", "ddp", "fsdp", "--only", "equal", "--output", str(tmp_path)]
+    words = ["--workloads", "mlp", "--strategies", "mp", "ddp", "fsdp", "--output", str(tmp_path)]
     environment = os.environ | accelerator.environment(SIM_DEVICES="2")
     done = subprocess.run([sys.executable, PROGRAM, *words], text=True, capture_output=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "1 x simulated accelerator 0, 1 x simulated accelerator 1" in done.stdout
     table = pd.read_csv(tmp_path / "check_gpu_equality.csv")
     assert [*table.strategy.unique()] == ["single (GPU to CPU)", "mp", "ddp", "fsdp"]
-    assert [*table.equal] == ["yes", "yes", "not judged"] * 4
+    assert [*table.equal] == ["yes", "yes"] * 4

@@ -201,18 +201,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   }
 }
 
-// Of check_gpu's bf16.
-using at::autocast::CastPolicy;
-#define LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
-#define FLOAT(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFallthrough());
-}
-TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
-  AT_FORALL_LOWER_PRECISION_FP(LOWER)
-  AT_FORALL_FP32(FLOAT)
-}
-
 }  // namespace sim
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {

@@ -8,7 +8,6 @@ from shardlab.settings.types import Run
 KINDS: dict[str, dict[str, str]] = {
     "float64": {"dtype": "float64"},
     "float32": {"dtype": "float32"},
-    "bf16": {"dtype": "float32", "precision": "bf16"},
 }
 """Arithmetic: its recipe."""
 SLOWER = {"llama2": {"optimizer": {"learning_rate": 3e-4}}}
