@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Check one to eight GPUs of a machine: every strategy against one of them, and one
-against a CPU.
+"""Check one to eight GPUs of a machine: every strategy against one of them, and
+one against a CPU.
 
 Tiny trainings over NCCL are compared with `single` at the gradients of step 0,
 each step's loss and gradient norm, and the test loss. float64 has to agree to
