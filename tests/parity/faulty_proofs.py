@@ -108,6 +108,8 @@ def of_models():
     found = {"longrope_cp": proven(transformers.Phi3Config(rope_parameters=LONGROPE, **lengths), "cp")}
     scaled = transformers.Llama4TextConfig(attn_temperature_tuning=True, moe_layers=[1, 3])
     found["llama4_packed_single"] = proven(scaled, "single", Written([], {}, "instruction_tuning"))
+    dropping = transformers.OPTConfig(layerdrop=0.1)
+    found["layerdrop_ddp"] = proven(dropping, "ddp", Written([], {}, layerdrop=tiny_config.layerdrop(dropping)))
     found["other_loss"] = proven(transformers.BambaConfig(z_loss_coefficient=0.1), "ddp")
     chained = transformers.ConvNextConfig(depths=[1, 1, 1, 2])
     found["blocks_in_blocks"] = proven(chained, "fsdp", Written([], {}, "classification"))

@@ -208,6 +208,7 @@ def proofs(tmp_path_factory):
         ("llama4_packed_single", "refused", "several documents are not trained as documents one at a time"),
         ("blocks_in_blocks", "equal", ""),
         ("other_loss", "refused", "config.json asks for another term, perhaps by z_loss_coefficient 0.1,"),
+        ("layerdrop_ddp", "refused", r"left out at random \(layerdrop\); each rank would leave out others"),
         ("summarization_pp", "refused", "has two stacks of layers"),
         ("rounding_ddp", "equal", "^$"),
         ("shared_False_ddp", "differs", "its batch norm has statistics of each rank's samples$"),

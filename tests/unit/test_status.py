@@ -1,14 +1,19 @@
 """What happens next with a run, and a table of all; looking changes nothing."""
 
 import fcntl
+import io
 import json
+import logging
 import shutil
+
+from rich.console import Console
 
 from helpers.common import program, save_initial, tiny_run
 from helpers.reports import STEP
 from shardlab.records import manifest
 from shardlab.records.reports import Attempt
 from shardlab.runs.attempts import Attempts
+from shardlab.runs.progress import Lines
 from shardlab.runs.run_status import NOT_BEGUN, next_action, progress, queue
 from shardlab.runs.slurm_reattach import name_of
 from shardlab.train import loop
@@ -72,3 +77,12 @@ def test_a_run_whose_job_waits_and_why(tmp_path, monkeypatch):
     assert (tmp_path / "asked").read_text().count(f" --name={name} ") == 1
     action = next_action(RUN, tmp_path / "ddp/mlp", queued)
     assert action == "job 7 waits: QOSMaxGRESPerUser; the next call follows it"
+
+
+def test_a_call_shows_the_notes_of_a_job_on_data_and_weights(tmp_path):
+    console = Console(file=io.StringIO(), width=200)
+    lines, log = Lines(console), tmp_path / "init.log"
+    log.write_text("4 parameters\nnote: the head is drawn anew\n")
+    for event, more in (("job_info", {"jobid": 1, "rule_name": "init", "log": [log]}), ("job_finished", {"job_id": 1})):
+        lines.emit(logging.makeLogRecord({"event": event} | more))
+    assert console.file.getvalue() == f"note: the head is drawn anew ({log})\n"
