@@ -8,7 +8,6 @@ from shardlab.records.timeline import Timeline
 from shardlab.records.train_report import train_report
 from shardlab.settings import run_identity
 from shardlab.settings.precisions import PRECISIONS
-from shardlab.settings.sites import Hardware
 
 BYTES = {"weights": 4, "master_weights": 0, "gradients": 0, "optimizer": 0, "activations": 3, "gathered": 0, "other": 2}
 STEP = {"kind": "train", "step": 0, "samples": 5, "targets": 10, "loss": 1.0, "grad_norm": 1.0, "seconds": 0.1}
@@ -19,7 +18,7 @@ def planned(results, run, tensor_bytes, traffic=()):
     """The plan of a run that simulated its first ranks, one for each of ``tensor_bytes``."""
     estimate = {"ranks": [*range(len(tensor_bytes))], "tensor_bytes": tensor_bytes, "traffic": traffic, "parameters": 1}
     estimate |= {"flops_per_step": None}
-    made = plan.make(run, Hardware(), estimate, "none", fits=None, prepared=True)
+    made = plan.make(run, estimate, "none", fits=None, prepared=True)
     made.write(results / "plans" / run.strategy / run.workload / "plan.json")
 
 

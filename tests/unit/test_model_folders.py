@@ -284,22 +284,33 @@ def test_a_key_of_a_workload_is_one_of_the_file(tmp_path):
 
 
 def test_a_size_of_pictures_is_a_key_of_models_that_have_one(tmp_path):
-    for kind in ("resnet", "clip"):
+    for kind in ("resnet", "clip", "textnet"):
         CONFIG_MAPPING[kind]().save_pretrained(tmp_path / kind)
     _transformers.check("classification", str(tmp_path / "resnet"), {"classes": 5, "image_size": 32})
     with torch.device("meta"):
         model = _transformers.create("classification", str(tmp_path / "resnet"), {}, pretrained=False)
     assert model.obstacles() == [], "stages that change the number of channels"
+    _transformers.check("classification", str(tmp_path / "textnet"), {"channels": 1})  # stem_num_channels there
     with pytest.raises(UserError, match="CLIPConfig takes no key image_size"):  # its parts have
         _transformers.check("classification", str(tmp_path / "clip"), {"classes": 5, "image_size": 32})
 
 
 def test_sizes_that_nobody_foresaw_are_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(tiny_config, "write", lambda *_: [][0])
+    monkeypatch.setattr(tiny_config, "write", lambda *_, **__: [][0])
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     monkeypatch.setattr(sys, "argv", ["check-model", str(tmp_path)])
     with pytest.raises(UserError, match=r"cannot be proven at tiny sizes \(IndexError: list index out of range\)"):
         check_model.main()
+
+
+def test_a_tiny_model_has_no_key_without_effect_which_could_look_misspelled_there(tmp_path):
+    """Its configuration has rope_theta elsewhere, so that it seems not to be written."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"rope_theta": 1e4, "rope_thta": 1e6}))
+    config, _ = _transformers.configuration(tmp_path, {})
+    unread = _transformers.unread("language_modelling", str(tmp_path), {})
+    assert unread == ["rope_thta"]
+    tiny_config.write(config, tmp_path / "tiny", unread=unread)
+    _transformers.configuration(tmp_path / "tiny", {})
 
 
 @pytest.mark.parametrize(("task", "kept"), [("language_modelling", ""), ("instruction_tuning", "{}")])

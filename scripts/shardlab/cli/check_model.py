@@ -90,9 +90,9 @@ def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
                 "remove the key to have that proven."
             )
     print(f"class: {trained}")
-    tiny_config.write(config, tiny)
-    proofs: list[Proof] = []
     unread = _transformers.unread(written.task, str(folder), {})
+    tiny_config.write(config, tiny, unread=unread)
+    proofs: list[Proof] = []
     above = tiny_config.about(config, unread=unread)
     lines = [proof_table.HEAD]
     for proof in of_model.prove(tiny, dict.fromkeys(names), written):

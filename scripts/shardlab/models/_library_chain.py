@@ -28,6 +28,8 @@ from shardlab.patches.torch_internals import with_base
 STATES = "hidden_states"
 """Name of the states in the library's layers, where they are not the first argument."""
 CHANGED = "the states change between them"
+CHANNELS = 3
+"""Of pictures, where a configuration names none."""
 SHAPE, PICTURE = (2, 8), 64
 """Sequences and tokens of the run on fake tensors; of a model of images, two of these. Pixels of a side, where a model
 has no size of its own.
@@ -370,7 +372,13 @@ def example(model: Any) -> Tensor:
     own = next((each for each in (config, getattr(config, "vision_config", None)) if hasattr(each, "image_size")), None)
     size = getattr(own, "image_size", PICTURE)
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    return torch.zeros(SHAPE[0], getattr(own or config, "num_channels", 3), height, width)
+    key = key_of_channels(functools.partial(hasattr, own or config))
+    return torch.zeros(SHAPE[0], getattr(own or config, key) if key else CHANNELS, height, width)
+
+
+def key_of_channels(has: Callable[[str], bool]) -> str | None:
+    """Return the key of a configuration with the channels of pictures; of some types it is that of the first layer."""
+    return next(filter(has, ("num_channels", "stem_num_channels")), None)
 
 
 def _between(calls: list[_Call], layers: int) -> Iterator[str]:

@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from shardlab.errors import UserError
 from shardlab.files import COMMAND
-from shardlab.models._library_chain import as_chain, example, on_fake_tensors
+from shardlab.models._library_chain import as_chain, example, key_of_channels, on_fake_tensors
 from shardlab.models._positions import Largest, follow
 from shardlab.models._sequence import largest_of
 from shardlab.models.declared import layer_lists
@@ -154,9 +154,10 @@ def _check_known(folder: str, config: PreTrainedConfig, unknown: dict[str, Any])
         kind = type(config).__name__
         if _takes(type(config), key):
             raise UserError(f"{folder}: {kind} computes {key} from other keys, so it has no effect; set those.")
-        close = get_close_matches(key, [field.name for field in dataclasses.fields(config)], 1, CLOSE_NUMBER)
-        meant = f"write {close[0]}, or " if close else ""
         named = next((ours for ours, theirs in OURS.items() if theirs == key), key)
+        fields = [field.name for field in dataclasses.fields(config)] if named == key else []
+        close = get_close_matches(key, fields, 1, CLOSE_NUMBER)
+        meant = f"write {close[0]}, or " if close else ""
         raise UserError(
             f"{folder}: {kind} takes no key {named}, which the workload's file has under `model:` or `shape:`; "
             f"{meant}remove it there, or use a model that has it."
@@ -282,6 +283,7 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
     file = read_keys(Path(folder))
     try:
         unchanged = read()
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # further warnings are of defaults, not of the file
         misspelled = [*_misspelled(unchanged, file)]
     except Exception as error:  # each class checks in its own way
         raise UserError(
@@ -400,7 +402,8 @@ def _has_head(folder: Path) -> bool:
 
 def _theirs(args: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
     """Return ``args`` by the library's names; some configurations have a picture's two sides."""
-    found = {OURS.get(key, key): value for key, value in args.items()}
+    ours = OURS | {"channels": key_of_channels(partial(hasattr, config)) or OURS["channels"]}
+    found = {ours.get(key, key): value for key, value in args.items()}
     own = getattr(config, "image_size", None)
     if isinstance(own, list | tuple) and isinstance(found.get("image_size"), int):
         found["image_size"] = [found["image_size"]] * len(own)
@@ -597,9 +600,12 @@ def _logits(names: tuple[str, ...], largest: Largest, forward: Callable[..., Any
             named["attention_mask"] = mask.long() if mask.dtype == torch.bool and mask.dim() == 2 else mask
         largest.of_tokens, largest.longest = of_whole
         try:
-            outputs: Tensor = forward(model, **named, return_dict=True).logits
+            outputs = forward(model, **named, return_dict=True)
         finally:
             largest.of_tokens = None
-        return outputs
+        if not hasattr(outputs, "logits"):
+            kind = type(model).__name__
+            raise UserError(f"the {kind} of transformers {transformers.__version__} returns no logits to train.")
+        return outputs.logits  # type: ignore[no-any-return]
 
     return logits

@@ -86,7 +86,8 @@ def _proofs(
     written = Written(run.model.blocks, run.model.tensor, run.task, run.recipe.sync_batch_norm, layerdrop)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        tiny_config.write(config, folder, tensor_parts, longest(run))
+        unread = _transformers.unread(run.task, run.model.folder, run.model.args)
+        tiny_config.write(config, folder, tensor_parts, longest(run), unread)
         keys = {name: _key(folder, name, settings, written) for name, settings in strategies.items()}
         first = {key: name for name, key in reversed(keys.items()) if key not in known}
         missing = {name: strategies[name] for name, key in keys.items() if first.get(key) == name}

@@ -102,6 +102,7 @@ def prove(folder: Path, strategies: Mapping[str, Strategy | None], written: Writ
 def _plain(reason: str, strategy: str, folder: Path) -> str:
     """Return a reason without what is the tiny model's alone: its folder, its workload, numbers of its layers."""
     shown = re.sub(r"\.\d+(?=\.)", ".*", reason.removeprefix(f"{strategy} x {NAME}: "))
+    shown = ", ".join(dict.fromkeys(shown.split(", ")))  # the same of each layer
     return (
         shown.replace(f"model hf:{folder}", "the model")
         .replace(f"hf:{folder}", "the model")

@@ -220,8 +220,8 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
     rates = {key: f"{key} {value}" for key, value in values if RATES.fullmatch(key) and value > 0}
     acting, noise = ([*_acting(made, rates, training=training)] for training in (False, True))
     unknown = [*_unclassified(values)]
-    small = dict(_numbers(made.to_dict(), set()))
-    tried = [f"{key} {value}" for key, value in unknown if small.get(key) != value]
+    small = {*_numbers(made.to_dict(), set())}
+    tried = [f"{key} {value}" for key, value in unknown if (key, value) not in small]
     sentences = {
         WITHOUT_EFFECT: unread,
         "exceeded in a proof, at tiny values": [*(name for name in exceeded if name not in idle), *tried],
@@ -513,8 +513,10 @@ def _layers_kept(values: dict[str, Any], layers: int | None) -> list[int]:
     return [kept[number % len(kept)] for number in range(count)]
 
 
-def write(config: Any, folder: Path, tensor_parts: int = 1, longest: int | None = None) -> None:
-    """Write the tiny configuration into a folder, as config.json.
+def write(
+    config: Any, folder: Path, tensor_parts: int = 1, longest: int | None = None, unread: Iterable[str] = ()
+) -> None:
+    """Write the tiny configuration into a folder, as config.json, without the keys without effect (``unread``).
 
     ``tensor_parts``: largest degree of tensor parallelism. Fewer key and value heads than that are one, so that they
     are fewer than the ranks of a proof, too. ``longest``: see ``tiny``.
@@ -522,7 +524,14 @@ def write(config: Any, folder: Path, tensor_parts: int = 1, longest: int | None 
     folder.mkdir(parents=True, exist_ok=True)
     if not config.is_heterogeneous and getattr(config, "num_key_value_heads", None) in range(1, tensor_parts):
         config.num_key_value_heads = 1
-    tiny(config, longest=longest).save_pretrained(folder)
+    made = tiny(config, longest=longest)
+    for name in unread:
+        place: Any = made
+        *parts, key = name.split(".")
+        for part in parts:
+            place = place[part] if isinstance(place, dict) else getattr(place, part)
+        (place if isinstance(place, dict) else vars(place)).pop(key, None)
+    made.save_pretrained(folder)
 
 
 def layerdrop(config: PreTrainedConfig) -> tuple[str, ...]:

@@ -160,7 +160,7 @@ def _compared(table: pd.DataFrame) -> str:
     count = "" if weighed == len(others) else f" ({weighed} of {len(others)})"
     noise = others[others.weights_not_compared.fillna(0) > 0]
     most, of = noise.weights_not_compared.max(), ", ".join(dict.fromkeys(noise.workload))
-    but = f" (not compared: up to {int(most)} of {of}, which rounding alone changes wholly)" if len(noise) else ""
+    but = f" (not compared: up to {int(most)} of {of}, whose tolerance is as large as they are)" if len(noise) else ""
     return f"{', '.join(ends)} and weights{count}{but}"
 
 
