@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,15 +21,7 @@ from typing import Annotated, Any
 from shardlab.cli import program
 from shardlab.errors import UserError
 from shardlab.files import ROOT, flock, read_json, write_json
-from shardlab.runs import (
-    container,
-    gpus,
-    launchers,
-    project_folder,
-    slurm,
-    slurm_limits,
-    slurm_lines,
-)
+from shardlab.runs import container, gpus, launchers, slurm, slurm_limits, slurm_lines
 from shardlab.runs.slurm_request import Request, jobs_of
 from shardlab.settings import load, resolve
 from shardlab.settings.config import Config
@@ -71,8 +64,10 @@ def report(found: Findings, output: Path) -> int:
 def preflight_login(settings: Path, config: Config, output: Path) -> int:
     """Check the machine that Snakemake runs on, and what Slurm would do with the jobs of a call."""
     run = read_ranks(settings)
-    said, wrong = project_folder.look(ROOT, SPACE)
-    problems = [*storage(ROOT / "results"), *wrong]
+    df = subprocess.run(["df", "-h", "--output=fstype,avail,target", ROOT], capture_output=True, text=True).stdout
+    places = [line.split(maxsplit=2) for line in df.splitlines()[1:]]
+    said = [f"folder: {ROOT} is on {kind}, mounted at {point}, with {free} free" for kind, free, point in places]
+    problems = storage(ROOT / "results")
     for name in ("sbatch", "squeue", "srun") if run.site.srun else ():
         if shutil.which(name) is None:
             problems.append(f"{name} was not found on {socket.gethostname()}; load its module, then try again")
