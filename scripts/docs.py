@@ -35,7 +35,7 @@ README_LOSSES = ("single", "ddp", "fsdp_tp", "fsdp_cp", "fsdp_ep", "zero3")
 """Strategies of README.md's table, which repeats rows of docs/results.md."""
 TWINS = "rounding alone (twins)"
 """Last row of the matrix."""
-SITE_GROUPS: dict[str, type[BaseModel]] = {"slurm": sites.Slurm, **sites.LAUNCHERS, "container": sites.Container}
+SITE_GROUPS: dict[str, type[BaseModel]] = {"slurm": sites.Slurm, "srun": sites.Srun, "container": sites.Container}
 """Keys of a site that contain further keys, which stand in the same list."""
 LISTS: dict[str, type[BaseModel]] = {
     "config": config.Config,

@@ -17,7 +17,6 @@ CHANGES = {
         "noise_floor_runs": 1,
         "sweep": {"seed": [1, 2]},
         "tensorboard": True,
-        "on_memory_overflow": "refuse",
         "restart": True,
     },
     "recipe": {
@@ -94,7 +93,6 @@ CHANGES = {
         "min_ranks": ("fsdp", {"min_ranks": 3}),
     },
     "workload": {
-        "description": "another",
         "model": "llama",
         "task": "instruction_tuning",
         "blocks": ["layers.0"],

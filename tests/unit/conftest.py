@@ -3,13 +3,13 @@
 import pytest
 
 from shardlab.settings import load
-from shardlab.settings.sites import LauncherSettings
+from shardlab.settings.sites import Srun
 
 
 @pytest.fixture
 def site(monkeypatch):
     """A site without limits."""
-    original, unlimited = load.site, {"nodes_max": None, "ranks_per_node_max": None, "srun": LauncherSettings()}
+    original, unlimited = load.site, {"nodes_max": None, "ranks_per_node_max": None, "srun": Srun()}
     monkeypatch.setattr(load, "site", lambda config: original(config).model_copy(update=unlimited))
 
 

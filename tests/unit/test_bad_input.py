@@ -121,7 +121,7 @@ def run_of(workload, strategy="single", **values):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("task: regression", "task: regression\ntask: regression", ["mlp.yaml", "`task` is duplicated", "line 7"]),
+        ("task: regression", "task: regression\ntask: regression", ["mlp.yaml", "`task` is duplicated", "line 6"]),
         ("  embedded:\n", "  hub:\n", ["config: data is embedded", "only hub"]),
         ("task: regression", "taks: regression", ["mlp.yaml", "unknown key `taks`; did you mean `task`?"]),
         ("model: mlp", "model: [", ["mlp.yaml is not YAML"]),

@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,16 +21,7 @@ from typing import Annotated, Any
 from shardlab.cli import program
 from shardlab.errors import UserError
 from shardlab.files import ROOT, flock, read_json, write_json
-from shardlab.runs import (
-    container,
-    gpus,
-    launchers,
-    project_folder,
-    slurm,
-    slurm_limits,
-    slurm_lines,
-)
-from shardlab.runs.launchers import RENDEZVOUS, JobLauncher
+from shardlab.runs import container, gpus, launchers, slurm, slurm_limits, slurm_lines
 from shardlab.runs.slurm_request import Request, jobs_of
 from shardlab.settings import load, resolve
 from shardlab.settings.config import Config
@@ -72,9 +64,11 @@ def report(found: Findings, output: Path) -> int:
 def preflight_login(settings: Path, config: Config, output: Path) -> int:
     """Check the machine that Snakemake runs on, and what Slurm would do with the jobs of a call."""
     run = read_ranks(settings)
-    said, wrong = project_folder.look(ROOT, SPACE)
-    problems = [*storage(ROOT / "results"), *wrong]
-    for name in launchers.for_site(run.site).programs:
+    df = subprocess.run(["df", "-h", "--output=fstype,avail,target", ROOT], capture_output=True, text=True).stdout
+    places = [line.split(maxsplit=2) for line in df.splitlines()[1:]]
+    said = [f"folder: {ROOT} is on {kind}, mounted at {point}, with {free} free" for kind, free, point in places]
+    problems = storage(ROOT / "results")
+    for name in ("sbatch", "squeue", "srun") if run.site.srun else ():
         if shutil.which(name) is None:
             problems.append(f"{name} was not found on {socket.gethostname()}; load its module, then try again")
     if run.site.container and (reason := container.missing(run.site.container)):
@@ -112,27 +106,25 @@ def nodes(run: Ranks) -> Findings | None:
     found = one_node(run)
     if run.nodes == 1:
         return {"where": "nodes", "nodes": [found], "problems": found["problems"]}
-    launcher, key = launchers.for_site(run.site), run.site.launcher
-    assert isinstance(launcher, JobLauncher)
-    host, _, port = os.environ[RENDEZVOUS].rpartition(":")
+    host, _, port = os.environ[launchers.RENDEZVOUS].rpartition(":")
     try:
         socket.getaddrinfo(host, port)
     except socket.gaierror:
         found["problems"].append(
-            f"{found['host']}: no address is known for {host}, where nodes should meet; set {key}.suffix "
-            f"or {key}.interface in the site's file so that the name is one that nodes know"
+            f"{found['host']}: no address is known for {host}, where nodes should meet; set srun.suffix "
+            "or srun.interface in the site's file so that the name is one that nodes know"
         )
         return {"where": "nodes", "nodes": [found], "problems": found["problems"]}
-    if os.environ.get(launcher.node_rank) != "0":
+    if os.environ.get("SLURM_NODEID") != "0":
         tell(host, int(port), found)
         return None
     others, missing = hear(int(port), run.nodes - 1)
     problems = [problem for each in (found, *others) for problem in each["problems"]]
     if missing:
         problems.append(
-            f"{missing} of {run.nodes} nodes did not reach {host}:{port} within {PATIENCE} s; set {key}.suffix "
-            f"or {key}.interface in the site's file so that nodes meet on a network that carries them, or "
-            f"{key}.port_first to a port that is open between nodes"
+            f"{missing} of {run.nodes} nodes did not reach {host}:{port} within {PATIENCE} s; set srun.suffix "
+            "or srun.interface in the site's file so that nodes meet on a network that carries them, or "
+            "srun.port_first to a port that is open between nodes"
         )
     return {"where": "nodes", "nodes": [found, *others], "problems": problems}
 

@@ -5,7 +5,7 @@ test losses and the verdict, which names missing runs.
 from pathlib import Path
 from typing import Annotated
 
-from shardlab.cli import at_least, program
+from shardlab.cli import program
 from shardlab.errors import UserError
 from shardlab.files import write_text
 from shardlab.report import summary, summary_markdown, sweep_table, verdict
@@ -17,14 +17,9 @@ def main(
     config: Config,
     results: Path,
     check: Annotated[bool, "fail unless every run is done and none is unequal"] = False,
-    tolerance: Annotated[
-        float | None,
-        at_least(0.0),
-        "maximum relative difference of final losses that count as equal (default: by dtype)",
-    ] = None,
 ) -> None:
     """Read the reports, write both tables, print the verdict."""
-    table, left_out = summary.judged(config, results, tolerance)
+    table, left_out = summary.judged(config, results)
     unused = summary.OF_AVERAGES if table.ema_test_loss.isna().all() else []
     write_text(results / "summary.csv", table.drop(columns=unused).to_csv(index=False))
     write_text(results / "summary.md", summary_markdown.markdown(table, config, left_out))

@@ -131,14 +131,10 @@ class Single:
         return {name: max(twin.weights[name] for twin in self.twins) for name in found.twins[0].weights}
 
 
-def judged(
-    config: Config, results: Path, tolerance: float | None = None
-) -> tuple[pd.DataFrame, dict[tuple[str, str], str]]:
-    """Return the judged table of a call's runs, and the runs left out with the reason. ``tolerance``: see
-    verdict.judge.
-    """
+def judged(config: Config, results: Path) -> tuple[pd.DataFrame, dict[tuple[str, str], str]]:
+    """Return the judged table of a call's runs, and the runs left out with the reason."""
     planned, left_out = resolve.matrix(config)
-    return verdict.judge(collect(planned, results, config.noise_floor_runs), tolerance), left_out
+    return verdict.judge(collect(planned, results, config.noise_floor_runs)), left_out
 
 
 def collect(planned: list[Run], results: Path, noise_floor_runs: int) -> pd.DataFrame:

@@ -28,10 +28,8 @@ def relative(value: float, reference: float) -> float:
     return abs(value - reference) / (abs(reference) or 1.0)
 
 
-def judge(table: pd.DataFrame, tolerance: float | None = None) -> pd.DataFrame:
+def judge(table: pd.DataFrame) -> pd.DataFrame:
     """Fill in the column ``equality`` for runs that are done and have a ``single`` to compare with.
-
-    ``tolerance`` replaces that of every row that has one.
 
     suspicious: the run learned nothing, so equality is meaningless.
     unequal: the first steps or a weight are not within their tolerance, or the final losses are neither equal nor
@@ -46,8 +44,6 @@ def judge(table: pd.DataFrame, tolerance: float | None = None) -> pd.DataFrame:
     rounding: the same, but twins do. unequal: anything is farther, or the weights themselves are rounded. reported:
     there are no twins to judge by, or the weights of a model with experts are farther.
     """
-    if tolerance is not None:
-        table["tolerance"] = table.tolerance.mask(table.tolerance.notna(), tolerance)
     judged = table.status.eq("done") & table.rel_diff.notna()
     table["equality"] = pd.array(
         [_judge(row) if is_judged else pd.NA for row, is_judged in zip(table.to_dict("records"), judged, strict=True)],

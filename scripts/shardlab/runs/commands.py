@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from shardlab.files import COMMAND
 from shardlab.runs import container, forks, launchers, slurm
-from shardlab.runs.launchers import srun
 from shardlab.runs.signals import STOP
 from shardlab.runs.stages import Scope
 from shardlab.settings.sites import SiteRuntime
@@ -31,7 +30,7 @@ def command(run: Ranks, program: list[str], image: str | None, scope: Scope) -> 
     A fork of a server runs it directly on this machine's CPU, if no shell has to do anything first.
     """
     site = run.site
-    needs_shell = image or site.launcher != "local" or site.setup_commands or site.environment_node
+    needs_shell = image or site.srun or site.setup_commands or site.environment_node
     forked = None
     if site.device == "cpu" and not needs_shell and forks.is_fork(environment(site)):
         forked = shlex.split(" ".join(_words(run, program, scope)))
@@ -56,12 +55,8 @@ def lines(run: Ranks, program: list[str], image: str | None, scope: Scope) -> st
     on_node += site.setup_commands
     on_node += [f'export {key}="{value}"' for key, value in site.environment_node.items()]
     on_node += ["exec " + " ".join(words)]
-    cpus = per_node * site.cpus_per_rank
-    if scope is Scope.RANKS and isinstance(run, Run) and run.script_launcher:
-        lines += srun.Launcher(site).lines_of_ranks(on_node, nodes, cpus, per_node, options)
-    else:
-        lines += launchers.for_site(site).lines(on_node, nodes, cpus, options)
-    return "\n".join(lines)
+    per_rank = scope is Scope.RANKS and isinstance(run, Run) and run.script_launcher is not None
+    return "\n".join([*lines, *launchers.lines(site, on_node, nodes, per_node, options, per_rank=per_rank)])
 
 
 def environment(site: SiteRuntime) -> dict[str, str]:
@@ -101,4 +96,5 @@ def _torchrun(run: Ranks) -> list[str]:
     if run.nodes == 1:
         # A script of the user's knows nothing but MASTER_ADDR and MASTER_PORT.
         return [*words, "--standalone", *["--listen"] * bool(isinstance(run, Run) and run.script)]
-    return [*words, f"--nnodes={run.nodes}", *launchers.for_site(site).rendezvous()]
+    assert site.srun is not None, "resolve refuses several nodes without it"
+    return [*words, f"--nnodes={run.nodes}", *launchers.rendezvous(site.srun)]

@@ -175,7 +175,7 @@ def check_place(run: Ranks, image: str | None) -> None:
     Raises:
         UserError: the launcher cannot start programs here, or a program is not on the PATH.
     """
-    launchers.for_site(run.site).require(run.site_name)
+    launchers.require(run.site, run.site_name)
     if run.site.container and image:
         container.require(run.site.container)
 

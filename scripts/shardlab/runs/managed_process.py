@@ -27,8 +27,7 @@ class Child:
         """``descriptor`` is an open lock that lives as long as the command, ``folder`` that of a training."""
         self.site, self.what, self.descriptor = run.site, what, descriptor
         self.request = folder / signals.REQUEST if folder else None
-        launcher = launchers.for_site(run.site)
-        self.signal, self.kill_signal = launcher.stop_signal, launcher.kill_signal
+        self.signal, self.kill_signal = launchers.signals(run.site)
         self.ranks_end_together = run.needs_torchrun
         """True if torchrun kills ranks that do not end ``stop_seconds`` after the signal."""
         self.stop_signal = ""

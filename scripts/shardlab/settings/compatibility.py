@@ -195,9 +195,9 @@ def check_script(
             f"{strategy.script} trains only {choices(strategy.workloads)}; teach it {workload}, and add that to "
             f"workloads of {name} in config/strategies.yaml."
         )
-    if strategy.launcher and site.launcher != strategy.launcher:
+    if strategy.launcher and site.srun is None:
         raise Unsupported(
-            f"{name} starts its script with {strategy.launcher}, which site {site_name} does not have; choose a site "
+            f"{name} starts its script with srun, which site {site_name} does not have; choose a site "
             "with Slurm, or remove `launcher` from the strategy."
         )
     if recipe.evaluation == "sharded":

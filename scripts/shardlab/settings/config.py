@@ -59,11 +59,6 @@ class Config(Strict):
     tensorboard: bool = Field(
         False, description="Also write TensorBoard event files to `results/STRATEGY/WORKLOAD/tensorboard`."
     )
-    on_memory_overflow: Literal["warn", "refuse"] = Field(
-        "warn",
-        description="Reaction to a run that does not fit into the site's devices, according to its plan in "
-        "results/plans, if it has one.",
-    )
     restart: bool = Field(
         False,
         description="Train from the first step, replacing checkpoints of another configuration; without it such a run "

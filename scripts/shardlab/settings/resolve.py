@@ -257,7 +257,7 @@ def _check_size(config: Config, name: str, ranks: int, site: SiteRuntime) -> Non
             f"{name}: {config.nodes} nodes are requested, but a run at site {config.site} can have at most "
             f"{site.nodes_max}; set nodes to at most {site.nodes_max}, or choose another site."
         )
-    if config.nodes > 1 and site.launcher == "local":
+    if config.nodes > 1 and site.srun is None:
         raise UserError(
             f"{name}: {config.nodes} nodes are requested, but site {config.site} has no `srun:`, which starts ranks on "
             "several; set nodes to 1, or add srun to the site's file."

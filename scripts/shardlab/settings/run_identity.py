@@ -13,7 +13,7 @@ from shardlab.settings.types import Run
 KEYS: dict[str, dict[str, str]] = {
     "config": {
         "place": "site site_settings container",
-        "time": "workloads strategies sweep noise_floor_runs tensorboard on_memory_overflow restart",
+        "time": "workloads strategies sweep noise_floor_runs tensorboard restart",
     },
     "recipe": {
         "place": "",
@@ -25,7 +25,7 @@ KEYS: dict[str, dict[str, str]] = {
         "time": "hang_seconds stop_seconds warning",
     },
     "strategy": {"place": "", "time": "workloads"},
-    "workload": {"place": "", "time": "description tensor_sizes context_sizes divisible"},
+    "workload": {"place": "", "time": "tensor_sizes context_sizes divisible"},
 }
 """Keys of the configuration that do not train a finished run again.
 

@@ -213,10 +213,10 @@ class Slurm(Strict):
         return min(limit, queue.runtime_max or limit)
 
 
-class LauncherSettings(Strict):
-    """Start of a job's ranks by a command such as srun, and the address where the job's nodes meet."""
+class Srun(Strict):
+    """Start of a job's ranks by srun, and the address where the job's nodes meet."""
 
-    flags: list[str] = Field(default=[], description="Additional flags of the command, such as --cpu-bind=none.")
+    flags: list[str] = Field(default=[], description="Additional flags of srun, such as --cpu-bind=none.")
     suffix: Host = Field(
         "", description="Appended to a node's short host name to form its address (JURECA: i; or .DOMAIN)."
     )
@@ -349,9 +349,7 @@ class SiteRuntime(Strict):
     warning: int = Field(
         120, ge=10, description="Checkpoint and exit this many seconds before the time limit of the Slurm job."
     )
-    srun: LauncherSettings | None = Field(
-        None, description="Start ranks with srun, inside a Slurm job (null: on this machine)."
-    )
+    srun: Srun | None = Field(None, description="Start ranks with srun, inside a Slurm job (null: on this machine).")
     container: ContainerExec | None = Field(None, description="Command that runs inside the image (null: no image).")
 
     @model_validator(mode="after")
@@ -362,20 +360,6 @@ class SiteRuntime(Strict):
                 "use container.exec_template"
             )
         return self
-
-    @property
-    def launcher(self) -> str:
-        """Name of the launcher: a file in scripts/shardlab/runs/launchers."""
-        return next((name for name, value in self if isinstance(value, LauncherSettings)), "local")
-
-
-LAUNCHERS: dict[str, type[LauncherSettings]] = {
-    name: kind
-    for name, field in SiteRuntime.model_fields.items()
-    for kind in get_args(field.annotation)
-    if isinstance(kind, type) and issubclass(kind, LauncherSettings)
-}
-"""Keys of a site that choose a launcher, and the settings of each."""
 
 
 class Hardware(Strict):

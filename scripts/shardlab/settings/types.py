@@ -150,7 +150,6 @@ DECLARED = (*CAUSAL, "classification")
 class Workload(Strict):
     """Model, data and recipe: one file in config/workloads."""
 
-    description: str = Field("", description="One-line description.")
     model: str = Field(
         pattern=r"^([a-z0-9_]+|hf:[\w./~-]+)$",
         description="Module in scripts/shardlab/models; or, for a transformers model, hf: and owner/name on the hub or "

@@ -159,8 +159,6 @@ class CallRuns:
             _wait_for(input.proofs)
             resolve.check_proven(run)
             sentence = plan.misfit(run, self.site.hardware, plan.find(run, Path("results")))
-            if sentence and self.config.on_memory_overflow == "refuse":
-                raise UserError(sentence)
         except UserError as error:  # it ends the job
             return None, f"error: {error}"
         return run, f"warning: {sentence}" if sentence else ""

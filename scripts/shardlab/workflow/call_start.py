@@ -103,6 +103,6 @@ def check_slurm(arguments: list[str], config: Config, site: Site) -> None:
 def start_forkserver(executor: str, site: Site, folder: Path) -> None:
     """Start a fork server before the first job if jobs run on this machine's CPU, so that imports happen once."""
     runtime = site.place()
-    starts_here = executor == "local" and runtime.launcher == "local"
+    starts_here = executor == "local" and runtime.srun is None
     if starts_here and runtime.device == "cpu" and not site.container.enabled:
         forkserver.start(folder, commands.environment(runtime), runtime.environment_clear)
