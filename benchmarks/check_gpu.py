@@ -31,7 +31,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/parity"))
 
 import pandas as pd
-from check_gpu_cases import TO_CPU, Case, cases  # type: ignore[import-not-found]
+from trainers.gpu_cases import TO_CPU, Case, cases  # type: ignore[import-not-found]
 
 from shardlab.data import read, store
 from shardlab.data.encoders import encode
