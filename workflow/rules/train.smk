@@ -67,8 +67,8 @@ rule list_strategies:
         "printf %s {params.names:q} > {output:q} 2> {log:q}"
 
 
-# Which strategies train a transformers model as one process does, tried on a tiny one. The proofs themselves are in
-# proofs.json next to the table, which Snakemake would delete if it were an output.
+# Which strategies train a transformers model as one process does, tried on a tiny one. What is refused is in proofs.json
+# next to the table, which Snakemake would delete if it were an output.
 rule prove:
     input:
         settings="results/init/{workload}/run.json",

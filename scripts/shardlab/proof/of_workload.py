@@ -1,17 +1,8 @@
-"""Strategies that will train a transformers model are proven before its weights are drawn; proofs are kept in a file.
+"""Strategies that will train a transformers model are proven before its weights are drawn."""
 
-A proof holds for its tiny configuration, the versions of the libraries, the strategy and the code that trains.
-"""
-
-import hashlib
-import json
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import torch
-import transformers
 
 from shardlab.data import model_config
 from shardlab.errors import UserError
@@ -19,9 +10,9 @@ from shardlab.files import write_json
 from shardlab.models import _transformers
 from shardlab.proof import proof_table, tiny_config
 from shardlab.proof.prove import Proof, prove
-from shardlab.proof.tiny_runs import Written, tiny_run
+from shardlab.proof.tiny_runs import Written
 from shardlab.runtime.tasks import is_packed
-from shardlab.settings import code_fingerprint, load, pretrained
+from shardlab.settings import load, pretrained
 from shardlab.settings.types import Run, Strategy
 
 LARGEST = 2
@@ -34,8 +25,8 @@ def check(run: Run, names: Iterable[str], kept: Path, tensor_parts: int = 1) -> 
     """Return the proofs that these strategies train a tiny model of a run's class as one process does. Of strategies
     that are alike but for their sizes, one is tried. DeepSpeed's are not.
 
-    ``kept``: file with the proofs of earlier calls, and what is refused (settings/pretrained.py). ``tensor_parts``:
-    largest degree of tensor parallelism among them. Call it in a process that has no threads.
+    ``kept``: file of what is refused (settings/pretrained.py). ``tensor_parts``: largest degree of tensor parallelism
+    among them. Call it in a process that has no threads.
 
     Raises:
         UserError: the run's folder is not a model of its task, or settings under `model:` do not fit it.
@@ -44,9 +35,8 @@ def check(run: Run, names: Iterable[str], kept: Path, tensor_parts: int = 1) -> 
     _transformers.check(run.task, run.model.folder, run.model.args)
     strategies = {name: _small(load.variant_of_strategy(name)) for name in names}
     strategies = {name: settings for name, settings in strategies.items() if settings.engine == "torch"}
-    known = _read(kept)
     try:
-        proofs = [*_proofs(run, strategies, known, tensor_parts)]
+        proofs = _proofs(run, strategies, tensor_parts)
     except Exception as error:  # of the library, too, which checks sizes in many ways
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = f"{NO_TINY_MODEL}: {lines[0].rstrip('.')}"
@@ -59,7 +49,7 @@ def check(run: Run, names: Iterable[str], kept: Path, tensor_parts: int = 1) -> 
         if proof.verdict in ("differs", "refused")
         or (proof.verdict == "failed" and (packed or _is_adapted(strategies[proof.strategy])))
     }
-    write_json(kept, {"proofs": known, pretrained.REFUSED: refused})
+    write_json(kept, {pretrained.REFUSED: refused})
     return proofs
 
 
@@ -76,55 +66,28 @@ def _why(proof: Proof, equal: list[str], *, packed: bool) -> str:
     return f"it could not be proven at tiny sizes ({proof.reason}); {use}."
 
 
-def _proofs(
-    run: Run, strategies: dict[str, Strategy], known: dict[str, list[Any]], tensor_parts: int
-) -> Iterator[Proof]:
-    """Yield the proof of each strategy, a known one or new; new ones are added to the known."""
+def _proofs(run: Run, strategies: dict[str, Strategy], tensor_parts: int) -> list[Proof]:
+    """Return the proof of each strategy; of those with the same settings, the first one is tried."""
     assert run.model.folder is not None
     config, _ = _transformers.configuration(run.model.folder, run.model.args)
     layerdrop = tiny_config.layerdrop(config)
     written = Written(run.model.blocks, run.model.tensor, run.task, run.recipe.sync_batch_norm, layerdrop)
+    first = {name: next(other for other in strategies if strategies[other] == strategies[name]) for name in strategies}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         unread = _transformers.unread(run.task, run.model.folder, run.model.args)
         tiny_config.write(config, folder, tensor_parts, longest(run), unread)
-        keys = {name: _key(folder, name, settings, written) for name, settings in strategies.items()}
-        first = {key: name for name, key in reversed(keys.items()) if key not in known}
-        missing = {name: strategies[name] for name, key in keys.items() if first.get(key) == name}
         try:
-            made = {keys[proof.strategy]: proof for proof in (prove(folder, missing, written) if missing else ())}
+            tried = prove(folder, {name: strategies[name] for name in first.values()}, written)
+            made = {proof.strategy: proof for proof in tried}
         except UserError as refusal:
             raise UserError(str(refusal).replace(str(folder), run.model.folder)) from None
-        # A failure may be this machine's.
-        known |= {key: [*proof] for key, proof in made.items() if proof.verdict != "failed"}
-        for name, key in keys.items():
-            yield Proof(*(made.get(key) or known[key]))._replace(strategy=name)
+    return [made[other]._replace(strategy=name) for name, other in first.items()]
 
 
 def longest(run: Run) -> int | None:
     """Return the number of tokens of the longest sequence that a run trains; None if its data has no such limit."""
     return max((length for key in model_config.LENGTHS if (length := run.data.options.get(key))), default=None)
-
-
-def _key(folder: Path, name: str, settings: Strategy, written: Written) -> str:
-    """Return a digest of all that a proof depends on."""
-    try:
-        run = tiny_run(folder, name, settings, written)
-        code = run.sources | run.model.sources
-    except UserError as refusal:
-        code = {"": str(refusal).replace(str(folder), "")}
-    config = json.loads((folder / "config.json").read_text())
-    depends = [torch.__version__, transformers.__version__, config, [*written], settings.model_dump()]
-    text = json.dumps([*depends, code, code_fingerprint.proof_sources()], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _read(kept: Path) -> dict[str, list[Any]]:
-    try:
-        found: dict[str, list[Any]] = json.loads(kept.read_text())["proofs"]
-    except (OSError, ValueError, KeyError):  # they are made again
-        return {}
-    return found
 
 
 def _small(settings: Strategy) -> Strategy:

@@ -26,12 +26,11 @@ ROOMS = {
     "models": ["**/*.py"],
     "parallel": ["**/*.py"],
     "patches": ["deepspeed_*.py", "torch_*.py", "transformers_*.py"],
-    "proof": ["**/*.py"],
     "runtime": ["**/*.py"],
     "settings": [f"{name}.py" for name in COMPUTES],
     "train": ["**/*.py"],
 }
-"""Folder: its files that decide what a training or a proof computes; the rest checks, starts, measures, reports."""
+"""Folder: its files that decide what a training computes; the rest checks, starts, measures, reports."""
 OF_OTHERS = "data/hub_download.py"
 """Fills data/raw, whose files have digests of their own."""
 
@@ -48,12 +47,7 @@ def data_sources(reader: str) -> dict[str, str]:
 
 def training_sources(run: Run) -> dict[str, str]:
     """Return the digests of the code that trains a run, without its model; or those of its script."""
-    return scripts.digests(run.script) if run.script else _rooms(*(room for room in ROOMS if room != "proof"))
-
-
-def proof_sources() -> dict[str, str]:
-    """Return the digests of the code that proves a strategy."""
-    return _rooms(*ROOMS)
+    return scripts.digests(run.script) if run.script else _rooms(*ROOMS)
 
 
 def check_unchanged(*sources: Mapping[str, str]) -> None:
