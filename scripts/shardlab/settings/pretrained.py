@@ -184,5 +184,6 @@ def refusals(workload: str) -> dict[str, str]:
     path = Path("results/init") / workload / PROOFS
     if not path.exists():
         return {}
-    found: dict[str, dict[str, str]] = read_json(path, "proofs at tiny sizes", "delete it and proofs.txt beside it: they are made again")
+    again = "delete it and proofs.txt beside it: they are made again"
+    found: dict[str, dict[str, str]] = read_json(path, "proofs at tiny sizes", again)
     return found[REFUSED]
