@@ -61,3 +61,14 @@ def test_workloads_may_not_share_a_data_set_with_different_options(monkeypatch):
         match=r"vit.yaml: .* prepares a data set digits, with nothing as options.rows, and this one with 9",
     ):
         resolve.matrix(load.config({}))
+
+
+def test_initial_weights_are_those_of_any_number_of_steps():
+    """Else another call's recipe would draw them again, and so train finished runs."""
+
+    def initial(**recipe):
+        return resolve.initialization(resolve.run(load.config({"recipe": recipe}), "single", "mlp"))
+
+    longer = {"max_steps": 7, "optimizer": {"learning_rate": 0.5}, "checkpoint_interval_steps": 3}
+    assert initial(**longer) == initial()
+    assert initial(dtype="float64") != initial()

@@ -18,7 +18,7 @@ from shardlab.settings import (
 from shardlab.settings.config import Config
 from shardlab.settings.mesh import AXES, ParallelDims, multiply_out
 from shardlab.settings.precisions import PRECISIONS
-from shardlab.settings.recipe import Recipe
+from shardlab.settings.recipe import Optimizer, Recipe
 from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Ranks, Run, Size, Strategy, StrategyOptions, Workload
 
@@ -119,13 +119,23 @@ def ranks(config: Config) -> Ranks:
     )
 
 
+OF_STEPS = (
+    *("lr_schedule", "epochs", "max_steps", "max_grad_norm", "ema_decay", "keep_best"),
+    *("checkpoint_interval_steps", "checkpoint_interval_minutes", "keep_last_checkpoints"),
+)
+"""Keys of a recipe of which nothing is needed to draw, evaluate or look at a model."""
+
+
 def initialization(single: Run) -> Run:
     """Return the settings of the job that draws a workload's initial weights, from those of its ``single``.
 
-    They leave out the code of the strategies: all of them start from these weights.
+    They leave out the code of the strategies, all of which start from these weights, and what a recipe says of steps:
+    another call's recipe would draw the weights again, and so train finished runs.
     """
     sources = {path: digest for path, digest in single.sources.items() if path != "scripts/shardlab/parallel"}
-    return single.model_copy(update={"sources": sources})
+    usual = Recipe(optimizer=Optimizer(name=single.recipe.optimizer.name))
+    recipe = single.recipe.model_copy(update={key: getattr(usual, key) for key in ("optimizer", *OF_STEPS)})
+    return single.model_copy(update={"sources": sources, "recipe": recipe})
 
 
 def weights_of(workload_name: str) -> str:

@@ -112,7 +112,7 @@ class Slurm(Strict):
     qos: str | None = Field(None, description="Quality of service (null: the default of partition and account).")
     constraint: str | None = Field(None, description="Required node features (null: any node).")
     gpus: Literal["gres", "gpus-per-node"] | None = Field(
-        None, description="Option that requests GPUs, one per rank: --gres or --gpus-per-node (null: no GPUs)."
+        None, description="How GPUs are requested, one per rank: gres (--gres) or gpus-per-node (null: no GPUs)."
     )
     gpu_type: str | None = Field(
         None, pattern=r"^[\w.-]+$", description="Type in the GPU request, as in gpu:h200:4 (null: any type)."
