@@ -6,6 +6,7 @@ import pytest
 
 from helpers.common import ROOT
 from shardlab.errors import UserError
+from shardlab.settings import pretrained
 from shardlab.workflow import rule_files
 from shardlab.workflow.call_runs import CallRuns
 
@@ -39,7 +40,9 @@ def test_what_a_proof_refuses_is_not_trained_but_proven_again_later(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     place = tmp_path / "results/init/hf_small"
     place.mkdir(parents=True)
-    (place / "proofs.json").write_text(json.dumps({"refused": {"tp": "a step of tp differs"}}))
+    (place / "proofs.json").write_text(
+        json.dumps({"of": pretrained.of_proofs(before.runs[0]), "refused": {"tp": "a step of tp differs"}})
+    )
     after = call(values)
     assert [run.strategy for run in after.runs] == ["single", "ddp"]
     assert after.to_prove("hf_small") == before.to_prove("hf_small")

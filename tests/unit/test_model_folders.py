@@ -21,6 +21,7 @@ from shardlab.models import _transformers
 from shardlab.proof import of_workload, proof_table, tiny_config
 from shardlab.proof.prove import Proof
 from shardlab.proof.tiny_runs import Written, tiny_run
+from shardlab.settings import pretrained
 from shardlab.settings.pretrained import settings as settings_of
 from shardlab.settings.types import Model
 
@@ -324,22 +325,26 @@ def test_a_strategy_that_is_not_proven_equal_is_refused(tmp_path, monkeypatch, t
 
     monkeypatch.setattr(of_workload, "prove", proven)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    path = tmp_path / "proofs.json"
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "results/init/mine/proofs.json"
+    path.parent.mkdir(parents=True)
     run = tiny_run(tmp_path, "single", written=Written([], {}, task))
     of_workload.check(run, verdicts, path)
     failed = {"mp", "tp@tp=4", "tp@tp=8"} | ({"ddp"} if task == "instruction_tuning" else set())
     of = "its documents one at a time" if task == "instruction_tuning" else "one process"
     remedies = {name: proof_table.remedy(Proof(name, "failed"), ["fsdp", "cp"]) for name in verdicts}
-    assert json.loads(path.read_text())["refused"] == {
+    assert pretrained.refusals(run, "mine") == {
         **{name: f"it could not be proven at tiny sizes (why); {remedies[name]}." for name in failed},
         "pp": f"at tiny sizes a step is not that of {of}: why; {remedies['pp']}.",
         "ep": "why",
     }
     assert tried["tp@tp=4"].degrees == {"tp": 2}
     assert tried.keys() == verdicts.keys() - {"zero1", "tp@tp=8"}, "of sizes one"
+    shared = run.model_copy(update={"recipe": run.recipe.model_copy(update={"sync_batch_norm": True})})
+    assert pretrained.refusals(shared, "mine") == {}, "they are made again for it"
     verdicts["mp"] = "equal"
     of_workload.check(run, verdicts, path)
-    assert "mp" not in json.loads(path.read_text())["refused"], "what failed may be this machine's"
+    assert "mp" not in pretrained.refusals(run, "mine"), "what failed may be this machine's"
 
 
 @pytest.mark.parametrize("name", ["zero2", "trainer_hf"])

@@ -49,7 +49,7 @@ def check(run: Run, names: Iterable[str], kept: Path, tensor_parts: int = 1) -> 
         if proof.verdict in ("differs", "refused")
         or (proof.verdict == "failed" and (packed or _is_adapted(strategies[proof.strategy])))
     }
-    write_json(kept, {pretrained.REFUSED: refused})
+    write_json(kept, {pretrained.OF: pretrained.of_proofs(run), pretrained.REFUSED: refused})
     return proofs
 
 

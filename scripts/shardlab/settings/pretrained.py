@@ -9,7 +9,8 @@ from typing import Any
 
 from shardlab.errors import UserError, choices, remedy
 from shardlab.files import ROOT, read_json
-from shardlab.settings.types import CAUSAL, Model, Workload
+from shardlab.settings import run_identity
+from shardlab.settings.types import CAUSAL, Model, Run, Workload
 
 MODELS = Path("data/models")
 OF_TOKENS = re.compile(
@@ -20,8 +21,10 @@ TEXT_TASKS = (*CAUSAL, "summarization")
 """Tasks whose data is encoded by the model's own tokenizer."""
 EXPORTED = ("llama", "vit", "moe")
 """The project's models that have a counterpart in transformers."""
-PROOFS, REFUSED = "proofs.json", "refused"
-"""File of what proofs at tiny sizes (proof/) found of a workload, and its key {strategy: why it must not train}."""
+PROOFS, OF, REFUSED = "proofs.json", "of", "refused"
+"""File of what proofs at tiny sizes (proof/) found of a workload, and its keys: what they are of (``of_proofs``), and
+{strategy: why it must not train}.
+"""
 
 
 def is_pretrained(name: str) -> bool:
@@ -174,9 +177,15 @@ def moe_class(args: Mapping[str, Any]) -> str | None:
     return "Mixtral" if plain and not shared and not args.get("bias_rate") else None
 
 
-def refusals(workload: str) -> dict[str, str]:
-    """Return {strategy: why it must not train a workload}, as far as proofs were made; ``workload``: as in
-    results/init.
+def of_proofs(run: Run) -> str:
+    """Return a digest of what proofs depend on besides strategies and code: it is that of all runs of a workload."""
+    model = run.model.model_dump(mode="json")
+    return run_identity.digest([model, run.task, run.data.options, run.recipe.sync_batch_norm])
+
+
+def refusals(run: Run, workload: str) -> dict[str, str]:
+    """Return {strategy: why it must not train a workload}, as far as proofs were made of such a ``run``; ``workload``:
+    as in results/init.
 
     Raises:
         UserError: the file with the proofs is damaged.
@@ -185,5 +194,5 @@ def refusals(workload: str) -> dict[str, str]:
     if not path.exists():
         return {}
     again = "delete it and proofs.txt beside it: they are made again"
-    found: dict[str, dict[str, str]] = read_json(path, "proofs at tiny sizes", again)
-    return found[REFUSED]
+    found: dict[str, Any] = read_json(path, "proofs at tiny sizes", again)
+    return dict(found[REFUSED]) if found.get(OF) == of_proofs(run) else {}

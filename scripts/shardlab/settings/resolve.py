@@ -175,7 +175,7 @@ def check_proven(run: Run) -> None:
     Raises:
         Unsupported: one was.
     """
-    if run.model.folder and (why := pretrained.refusals(weights_of(run.workload)).get(run.strategy)):
+    if run.model.folder and (why := pretrained.refusals(run, weights_of(run.workload)).get(run.strategy)):
         raise Unsupported(f"{run.strategy} x {run.workload}: {why}")
 
 

@@ -130,7 +130,7 @@ class CallRuns:
         ``proofs``: the file of those that say which do, if they are made.
         """
         _wait_for(proofs)
-        refused = pretrained.refusals(workload)
+        refused = pretrained.refusals(self.run((INIT, workload)), workload)
         runs = [run for run in self._runs_by_weights.get(workload, []) if run.strategy not in refused]
         return model_rules.reduced(runs)
 
