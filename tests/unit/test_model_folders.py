@@ -148,9 +148,9 @@ def test_a_head_is_tied_where_the_library_ties_it(tmp_path, change, words):
     weights |= {name: weights[other].clone() for name, other in change.items() if other}
     kept = {name: value for name, value in weights.items() if change.get(name, name)}
     save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    for pretrained in (False, True):
-        with pytest.raises(UserError, match=words) if pretrained and words else nullcontext():
-            model = _transformers.create("summarization", str(tmp_path), {}, pretrained=pretrained)
+    for loaded in (False, True):
+        with pytest.raises(UserError, match=words) if loaded and words else nullcontext():
+            model = _transformers.create("summarization", str(tmp_path), {}, pretrained=loaded)
             assert (model.lm_head.weight is model.shared.weight) == (change == {"lm_head.weight": None})
     assert change or (model.lm_head.weight == 1).all(), "that of the file"
 
