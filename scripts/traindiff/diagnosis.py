@@ -227,12 +227,21 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
         found += outputs.places(stage)
     elif stage.kind not in (*TENSORS, "samples"):
         found += [f"{row.name}: {row.note}." for row in stage.wrong if row.note]
+    if stage.kind in ("loss", "reported loss") and _is_alone(view):
+        found.append("Gradients and updates of this step, where they are compared, are equal: the loss alone differs.")
     found += sample_weights.disagreements(pair, max(stage.step, 0))
     if not causes and stage.kind == "gradient" and not pair.reference.tensors(f"step{stage.step}/samples"):
         found.append("`dumped.samples(losses)` in the reference, before `backward()`, would show each sample's weight.")
-    if not causes and stage.kind in TENSORS and view.limit(LIMITS) > LIMITS["F64"]:
-        found.append("With both trainings in float64, rounding would hide nothing.")
+    is_finite = all(math.isfinite(row.difference) for row in stage.wrong)
+    if not causes and is_finite and stage.kind in TENSORS and view.limit(LIMITS) > LIMITS["F64"]:
+        found.append("With both trainings in float64, or with a twin (--twin), rounding would be told apart.")
     return found
+
+
+def _is_alone(view: View) -> bool:
+    """Return whether gradients or updates of the step are compared, and equal."""
+    rows = [row for kind in ("gradient", "update") for step, row in _rows(view.pair, kind) if step == view.step]
+    return bool(rows) and not any(row.differs for row in rows)
 
 
 def _of_losses(view: View) -> list[str]:
@@ -304,7 +313,9 @@ def _settings(view: View) -> list[str]:
     """Return what both optimizers say of their settings, where these differ."""
     if view.stage.kind not in ("optimizer state", "update"):
         return []
-    return [
+    missing = [row.name.rpartition("//")[0] for row in view.stage.wrong if row.note]
+    found = [f"Only one of the optimizers has a state of {listed(dict.fromkeys(missing))}."] * bool(missing)
+    return found + [
         f"The optimizer says {key} {values}: for {listed(names)}."
         for (key, values), names in formulas.different_settings(view).items()
     ]

@@ -1,6 +1,8 @@
 """Causes are named where a formula holds, and nowhere else: faults of trainers, and trainings that are right."""
 
+import json
 import re
+import shutil
 
 import planted
 import pytest
@@ -161,3 +163,15 @@ def test_samples_with_other_names_are_the_same_ones_if_numbers_say_so(compare, t
     )
     page = compare({"gradients-0": {"up.weight": DOWN}}, {"gradients-0": {"up.weight": UP}})[1]
     assert "step 0, samples; cause: other samples: the reference reads none of them" in page
+
+
+def test_a_state_that_one_optimizer_lacks_and_a_loss_that_differs_alone_are_named(dumps, tmp_path):
+    page = markdown(compared(dumps / "biases left out", dumps / "plain"), "")
+    assert "- Only one of the optimizers has a state of 0.bias, 2.bias." in page
+    shutil.copytree(dumps / "plain", tmp_path / "other")
+    facts = tmp_path / "other/step-0.json"
+    shown = json.loads(facts.read_text())
+    facts.write_text(json.dumps(shown | {"reported_loss": 2 * shown["loss"]}))
+    page = markdown(compared(tmp_path / "other", dumps / "plain"), "")
+    assert "First difference: step 0, reported loss; no formula fits." in page
+    assert "- Gradients and updates of this step, where they are compared, are equal: the loss alone differs." in page
