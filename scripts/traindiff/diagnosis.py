@@ -16,6 +16,8 @@ TENSORS = (*FILES, "update", "initial weights", "buffers")
 """Stages of which formulas recompute tensors."""
 NEAR_NORMS = 1e-5
 """How near two norms are that are the same: several parts are looked at."""
+OF_OPTIMIZER = ("optimizer state", "update")
+"""Stages that an optimizer's settings explain."""
 BEFORE_UPDATES = ("samples", "gradient", "clipped gradient", "optimizer state")
 """Stages that may differ where updates are equal: reduction or state inside the optimizer, for example."""
 
@@ -75,6 +77,8 @@ def diagnose(pair: Pair) -> Diagnosis:
         _excused([stage for stage in excused if stage.kind == kind]) for kind in dict.fromkeys(s.kind for s in excused)
     ]
     notes += [f"Step {stage.step}, {stage.kind}: {row.name} {row.note}." for stage, row in _noted(compared)]
+    if first is None or first.kind not in OF_OPTIMIZER:
+        notes += _settings(View(pair, compared[-1]))
     if first is None:
         notes += sample_weights.disagreements(pair, pair.steps[-1])
         return Diagnosis(pair, compared, notes=notes)
@@ -94,9 +98,10 @@ def _excused(found: list[Stage]) -> str:
     steps = f"Step{'s' * (len(found) > 1)} {ranges(stage.step for stage in found)}: "
     if kind == "samples":
         return f"{steps}the samples have other names ({wrong.note}), but numbers show that they are the same."
+    why = ", as where an optimizer itself reduces gradients, or the trainer clips them by its own code"
+    of_gradients = "gradient" in kind and math.isfinite(wrong.difference)
     return (
-        f"{steps}{kind} differs ({wrong.name}: {wrong.difference:.1e}), but all updates are equal, as where an "
-        "optimizer itself reduces gradients, or the trainer clips them by its own code."
+        f"{steps}{kind} differs ({wrong.name}: {wrong.difference:.1e}), but all updates are equal{why * of_gradients}."
     )
 
 
@@ -223,6 +228,8 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
     found = []
     if stage.kind in TENSORS:
         found += [each for place in _OF_TENSORS for each in place(view)]
+    if stage.kind in OF_OPTIMIZER:
+        found += _settings(view)
     if stage.kind == "output":
         found += outputs.places(stage)
     elif stage.kind not in (*TENSORS, "samples"):
@@ -310,15 +317,15 @@ def _rows_of_matrix(view: View) -> list[str]:
 
 
 def _settings(view: View) -> list[str]:
-    """Return what both optimizers say of their settings, where these differ."""
-    if view.stage.kind not in ("optimizer state", "update"):
-        return []
-    missing = [row.name.rpartition("//")[0] for row in view.stage.wrong if row.note]
-    found = [f"Only one of the optimizers has a state of {listed(dict.fromkeys(missing))}."] * bool(missing)
+    """Return what both optimizers say of their settings, where these differ, and which lacks a state."""
+    of_state = view.stage.wrong if view.stage.kind == "optimizer state" else []
+    missing = [row.name.partition("//") for row in of_state if row.note]
+    keys, names = ([*dict.fromkeys(each[place] for each in missing)] for place in (2, 0))
+    found = [f"Only one of the optimizers has {listed(keys)} of {listed(names)}."] * bool(missing)
     return found + [
         f"The optimizer says {key} {values}: for {listed(names)}."
         for (key, values), names in formulas.different_settings(view).items()
     ]
 
 
-_OF_TENSORS = (_of_names, _not_finite, _one_sided, _settings, _rows_of_matrix, _of_losses)
+_OF_TENSORS = (_of_names, _not_finite, _one_sided, _rows_of_matrix, _of_losses)

@@ -167,7 +167,7 @@ def test_samples_with_other_names_are_the_same_ones_if_numbers_say_so(compare, t
 
 def test_a_state_that_one_optimizer_lacks_and_a_loss_that_differs_alone_are_named(dumps, tmp_path):
     page = markdown(compared(dumps / "biases left out", dumps / "plain"), "")
-    assert "- Only one of the optimizers has a state of 0.bias, 2.bias." in page
+    assert "- Only one of the optimizers has exp_avg, exp_avg_sq of 0.bias, 2.bias." in page
     shutil.copytree(dumps / "plain", tmp_path / "other")
     facts = tmp_path / "other/step-0.json"
     shown = json.loads(facts.read_text())
