@@ -9,7 +9,7 @@ LISTED = 12
 
 
 def markdown(found: Diagnosis, title: str) -> str:
-    """Return the page: what differs first, its causes or its place, what would tell more, what was compared."""
+    """Return the page: what differs first, its causes or its place, what was compared."""
     parts = [f"# {title}", "", f"**{found.sentence}**", "", *_conditions(found)]
     if found.first is not None:
         if found.causes:

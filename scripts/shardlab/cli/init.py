@@ -95,7 +95,7 @@ def _of_library(run: Run, model: Any) -> list[str]:
 
     keys = _transformers.unread(run.task, run.model.folder, run.model.args)
     notes = [f"{_transformers.WITHOUT_EFFECT}: {', '.join(keys)}."] if keys else []
-    trained = _transformers.check(run.task, run.model.folder, run.model.args).__name__
+    trained = type(model).__name__
     named = pretrained.read_keys(Path(run.model.folder)).get("architectures") or []
     notes += [
         f"config.json names a {name} (architectures), whose head is another; a {trained} is trained."

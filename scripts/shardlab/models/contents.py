@@ -171,10 +171,13 @@ def read_keys(model: Any, keys: Iterable[str]) -> list[str]:
     names: not other classes of the same file, at which _transformers.unread looks, too.
     """
     kinds: set[Any] = {type(module) for module in model.modules()}
-    code = "\n".join(map(_code, kinds))
-    others = [*model.config.attribute_map.items()] if keys else []
-    names = {key: [key, *(other for other, own in others if own == key)] for key in keys}
-    return [key for key, each in names.items() if re.search(rf"\b({'|'.join(each)})\b", code)]
+
+    def is_read(key: str) -> bool:
+        names = [key, *(other for other, own in model.config.attribute_map.items() if own == key)]
+        pattern = re.compile(rf"\b({'|'.join(names)})\b")
+        return any(pattern.search(_code(kind)) for kind in kinds)
+
+    return [*filter(is_read, keys)]
 
 
 @cache
