@@ -58,6 +58,15 @@ def tiny_data(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def server():
+    """The process that all ranks are forked from."""
+    from group import Server
+
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def make_tree():
     """Function that copies the project's files (those git tracks or would) into a folder."""
 

@@ -103,25 +103,26 @@ class Server:
         ``fresh``: in new processes, as CUDA requires, instead of forks.
         """
         (folder / "jobs.json").write_text(json.dumps(jobs))
-        log = folder / f"{ranks}.log"
-        if self._run(ranks, folder / "jobs.json", log, group, fresh):
-            raise UserError(f"a training failed:\n{log.read_text()[-6000:]}")
+        self._ask(folder / f"{ranks}.log", ranks, group or ranks > 1, jobs=str(folder / "jobs.json"), fresh=fresh)
 
-    def _run(self, ranks, jobs, log, group, fresh):
-        """Work off a file of jobs; returns the status."""
-        requested = {"ranks": ranks, "jobs": str(jobs), "log": str(log), "group": group or ranks > 1, "fresh": fresh}
+    def run(self, script, words, ranks, log, seconds=60):
+        """Run a script on that many ranks, 1: as one process without any; after ``seconds`` they wait for ever."""
+        self._ask(log, ranks, ranks > 1, script=[str(script), *map(str, words)], seconds=seconds)
+
+    def _ask(self, log, ranks, group, **work):
+        """Wait for what is asked of the process; the log is the message of a failure."""
         try:
-            self.process.stdin.write(json.dumps(requested) + "\n")
+            self.process.stdin.write(json.dumps(work | {"ranks": ranks, "log": str(log), "group": group}) + "\n")
             self.process.stdin.flush()
-            while line := self.process.stdout.readline():
-                if line.strip().lstrip("-").isdigit():
-                    return int(line)
-            return self.process.wait()
+            # Other lines are what imports print.
+            status = next((line for line in self.process.stdout if line.strip().lstrip("-").isdigit()), "1")
         except BaseException:
             # The time of a test is over. What these ranks would still say is no answer to the next request.
             self.stop()
             self.process = start(self.environment)
             raise
+        if int(status):
+            raise UserError(f"a training failed:\n{log.read_text()[-6000:]}")
 
     def stop(self):
         """End the process and, if it was interrupted, its ranks."""

@@ -2,17 +2,20 @@
 
     python ranks.py
 
-reads one JSON object per line, {"ranks": N, "group": BOOL, "jobs": FILE, "log": FILE, "fresh": BOOL}; forks that many
-ranks, each of which works off the jobs (worker.py); answers with one line, the status. Without a process group two
-processes share the jobs. Forking is sound because nothing here has started a thread before, nor asked CUDA's driver for
-anything; for ranks on GPUs ``fresh`` starts processes that share nothing with this one, in seconds.
+reads one JSON object per line, see group.Server; forks that many ranks, each of which works off the jobs of a file
+(worker.py) or runs a script; answers with one line, the status. Without a process group two processes share the jobs.
+Forking is sound because nothing here has started a thread before, nor asked CUDA's driver for anything; for ranks on
+GPUs ``fresh`` starts processes that share nothing with this one, in seconds.
 """
 
 import gc
 import json
+import math
 import multiprocessing
 import os
+import runpy
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -26,7 +29,6 @@ import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
 import transformers.modeling_utils  # noqa: F401  (which the first model of the library imports, in seconds)
 import worker
-from script_rank import world
 
 from shardlab.models import _transformers  # noqa: F401
 from shardlab.parallel import fsdp, model_parallel, native, pipeline, tensor, zero  # noqa: F401
@@ -48,40 +50,43 @@ def main():
 def serve():
     for line in sys.stdin:
         requested = json.loads(line)
-        jobs = json.loads(Path(requested["jobs"]).read_text())
-        ranks = requested["ranks"]
-        if requested["group"]:
-            shares, environments = [jobs] * ranks, world(ranks)
+        ranks, script = requested["ranks"], requested.get("script")
+        if script:
+            shares = [script] * ranks
         else:
-            shares, environments = [jobs[0::2], jobs[1::2]], [{}, {}]
-        start, target = (SPAWN, fresh_rank) if requested["fresh"] else (FORK, rank)
+            jobs = json.loads(Path(requested["jobs"]).read_text())
+            shares = [jobs] * ranks if requested["group"] else [jobs[0::2], jobs[1::2]]
+        environments = world(ranks) if requested["group"] else [{}] * len(shares)
+        start = SPAWN if requested.get("fresh") else FORK
         processes = [
-            start.Process(target=target, args=(share, environment, requested["log"]), daemon=True)
-            for share, environment in zip(shares, environments, strict=True)
+            start.Process(target=rank, args=(run if script else worker.main, *each, requested["log"]), daemon=True)
+            for each in zip(shares, environments, strict=True)
         ]
         for process in processes:
             process.start()
-        print(wait(processes), flush=True)
+        print(wait(processes, requested.get("seconds", math.inf)), flush=True)
 
 
-def rank(jobs, environment, log):
+def world(ranks):
+    """The environment of each rank, as torchrun sets it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    common = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    return [common | {"MASTER_PORT": str(port), "RANK": str(n), "LOCAL_RANK": str(n)} for n in range(ranks)]
+
+
+def rank(work, given, environment, log):
+    """Do the work, and exit without Python's finalization (see distributed.finish)."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(environment)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    worker.main(jobs)
-
-
-def fresh_rank(*args):
-    """A rank in a new process that exits like a fork: without Python's finalization (see distributed.finish)."""
-    gc.collect()
-    gc.freeze()
     status = 1
     try:
-        rank(*args)
+        work(given)
         status = 0
-    except Exception:
+    except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -89,10 +94,18 @@ def fresh_rank(*args):
         os._exit(status)
 
 
-def wait(processes):
-    """The first status that is not 0, or 0; ranks that wait for one that failed are ended."""
+def run(words):
+    """Run a script as Python does."""
+    sys.argv = words
+    sys.path.insert(0, str(Path(words[0]).parent))
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def wait(processes, seconds):
+    """The first status that is not 0, or 0; ranks that wait for one that failed, or for ever, are ended."""
+    end = time.monotonic() + seconds
     while alive := [process for process in processes if process.is_alive()]:
-        if any(process.exitcode for process in processes):
+        if any(process.exitcode for process in processes) or time.monotonic() > end:
             for process in alive:
                 process.kill()
         alive[0].join(timeout=0.05)

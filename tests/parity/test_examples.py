@@ -5,7 +5,6 @@ trains on one device.
 import json
 
 import pytest
-import script_rank
 from group import steps
 from safetensors.torch import load_file
 
@@ -45,7 +44,7 @@ LONG = [pytest.mark.long, pytest.mark.timeout(400)]
     "name",
     [pytest.param(name, marks=LONG if ranks > 2 or name in PACKAGES else ()) for name, (ranks, *_) in CASES.items()],
 )
-def test_example_equals_single(name, tiny_data, tmp_path):
+def test_example_equals_single(name, server, tiny_data, tmp_path):
     for package in PACKAGES.get(name, []):
         pytest.importorskip(package, reason=f"{name}.py needs {package}, of envs/peers.txt")
     ranks, workload, recipe = CASES[name]
@@ -57,7 +56,7 @@ def test_example_equals_single(name, tiny_data, tmp_path):
     single, example = tmp_path / "single", tmp_path / "example"
     example.mkdir()
     words = ["--data", data, "--run", settings, "--weights", initial, "--output", example]
-    script_rank.run(ROOT / f"examples/{name}.py", words, ranks, tmp_path / "log", 300 if name in PACKAGES else 60)
+    server.run(ROOT / f"examples/{name}.py", words, ranks, tmp_path / "log", 300 if name in PACKAGES else 60)
     loop.train(run, data, initial, single, {})
 
     found = [json.loads(line) for line in (example / "metrics.jsonl").read_text().splitlines()]

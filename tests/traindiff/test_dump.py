@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-import script_rank
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
@@ -18,13 +17,13 @@ from traindiff.dump import dump
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(server, tmp_path_factory):
     """A folder with the dumps of plain loops on one rank, and of packages on two."""
     folder = tmp_path_factory.mktemp("trained")
     two = ["ddp", "sharded_optimizer", "fsdp2", "fsdp1", "transformers", "zero2", "lightning"]
     for trainers, ranks in ((["plain", "plain32"], 1), (two, 2), (["zero3"], 2)):
         program = ROOT / "tests/traindiff/foreign_trainers.py"
-        script_rank.run(program, [folder, *trainers], ranks, folder / "log", seconds=300)
+        server.run(program, [folder, *trainers], ranks, folder / "log", seconds=300)
     return folder
 
 

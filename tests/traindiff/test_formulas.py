@@ -6,7 +6,6 @@ import shutil
 
 import planted
 import pytest
-import script_rank
 import torch
 from safetensors.torch import save_file
 from tiny_dumps import DOWN, TENSORS, UP, compared, dump, times
@@ -30,10 +29,10 @@ COMPARED = {name: (loop["reference"], loop["says"]) for name, loop in LOOPS.item
 
 
 @pytest.fixture(scope="module")
-def dumps(folder):
+def dumps(server, folder):
     """Folder with the dumps of planted.py, on one rank and on two."""
     planted.main(folder)
-    script_rank.run(planted.__file__, [folder], 2, folder / "log")
+    server.run(planted.__file__, [folder], 2, folder / "log")
     return folder
 
 
