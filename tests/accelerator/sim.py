@@ -8,8 +8,7 @@ csrc/. ``SIM_DEVICES`` (4) says how many there are.
 from contextlib import contextmanager
 
 import torch
-
-DTYPES = [torch.bfloat16, torch.float16]
+import torch.distributed as dist
 
 
 def start() -> None:
@@ -19,15 +18,19 @@ def start() -> None:
 
     torch._register_device_module("sim", Device(_sim))
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
-    if not torch.distributed.is_available():
-        return
     torch._C._broadcast_coalesced, torch._C._scatter, torch._C._gather = _broadcast, _scatter, _gather
-    import torch.distributed as dist
 
     def group(store, rank, size, timeout):
-        return _sim.collectives(dist.ProcessGroupGloo, store, rank, size, timeout)
+        return _sim.Collectives(dist.ProcessGroupGloo(store, rank, size, timeout))
 
     dist.Backend.register_backend("sim", group, devices=["sim"])
+    dist.device_mesh.split_group = _split
+
+
+def _split(split_ranks, timeout, group_desc, **_):
+    """The groups of a mesh, which NCCL splits off the one of all ranks, are made."""
+    groups = [dist.new_group(ranks, timeout, group_desc=group_desc) for ranks in split_ranks]
+    return next(group for group, ranks in zip(groups, split_ranks, strict=True) if dist.get_rank() in ranks)
 
 
 # What DataParallel calls, which PyTorch has in CUDA's part alone.
@@ -75,9 +78,6 @@ class Device:
     def get_device_name(self, device=None) -> str:
         return f"simulated accelerator {self._index(device)}"
 
-    def get_device_properties(self, device=None):
-        return torch._C._accelerator_getMemoryInfo(self._index(device))
-
     def synchronize(self, device=None) -> None:
         torch.accelerator.synchronize(self._index(device))
 
@@ -101,12 +101,6 @@ class Device:
         self.set_device(device)
         yield
         self.set_device(before)
-
-    def get_amp_supported_dtype(self):
-        return DTYPES
-
-    def is_bf16_supported(self) -> bool:
-        return True
 
     # No training of the tests draws on a device.
 

@@ -28,9 +28,6 @@ struct Work final : c10d::Work {
     }
     return true;
   }
-  void synchronize() override {
-    wait(kNoTimeout);
-  }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     wait(kNoTimeout);
     std::vector<c10::Device> places;
@@ -73,18 +70,9 @@ inline Tensors flat(const std::vector<Tensors>& lists) {
   return all;
 }
 
-struct GroupOptions final : c10d::Backend::Options {
-  explicit GroupOptions(std::chrono::milliseconds timeout) : Options("sim", timeout) {}
-};
-
-using Gloo = std::function<c10::intrusive_ptr<c10d::Backend>(
-    const c10::intrusive_ptr<c10d::Store>&, int, int, std::chrono::milliseconds)>;
-
 struct Collectives final : c10d::Backend {
-  Collectives(
-      const Gloo& gloo_of, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-      std::chrono::milliseconds timeout)
-      : c10d::Backend(rank, size), gloo_of(gloo_of), gloo(gloo_of(store, rank, size, timeout)), timeout(timeout) {
+  explicit Collectives(c10::intrusive_ptr<c10d::Backend> over)
+      : c10d::Backend(over->getRank(), over->getSize()), gloo(std::move(over)) {
     Lock lock(state().mutex);
     stream = ++state().streams;
   }
@@ -93,25 +81,7 @@ struct Collectives final : c10d::Backend {
     return "sim";
   }
   void setTimeout(std::chrono::milliseconds given) override {
-    timeout = given;
     gloo->setTimeout(given);
-  }
-  c10::intrusive_ptr<Options> getBackendOptions() override {
-    return c10::make_intrusive<GroupOptions>(timeout);
-  }
-  // The groups of a mesh are split off, as NCCL's are.
-  bool supportsSplitting() const override {
-    return true;
-  }
-  c10::intrusive_ptr<c10d::Backend> split(
-      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
-      const c10::intrusive_ptr<Options>& options) override {
-    const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
-    if (mine == ranks.end()) {
-      return nullptr;
-    }
-    return c10::make_intrusive<Collectives>(
-        gloo_of, store, int(mine - ranks.begin()), int(ranks.size()), options->timeout);
   }
   void setSequenceNumberForGroup() override {
     gloo->setSequenceNumberForGroup();
@@ -216,9 +186,7 @@ struct Collectives final : c10d::Backend {
     return gloo->barrier(options);
   }
 
-  Gloo gloo_of;
   c10::intrusive_ptr<c10d::Backend> gloo;
-  std::chrono::milliseconds timeout;
   int64_t stream;
 };
 

@@ -62,7 +62,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
     auto clock = state().clocks[key(on)];
     merge(clock, state().host);
-    *static_cast<Event*>(*event) = {clock, std::chrono::steady_clock::now(), false};
+    *static_cast<Event*>(*event) = {clock, std::chrono::steady_clock::now()};
   }
   void block(void* event, const c10::Stream& waiting) const override {
     Lock lock(state().mutex);
@@ -70,24 +70,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       merge(state().clocks[key(waiting)], static_cast<Event*>(event)->clock);
     }
   }
-  // As on a busy device: not done when asked for the first time.
+  // Done when the host has waited for it, or for something after it.
   bool queryEvent(void* event) const override {
-    if (!event) {
-      return true;
-    }
-    auto& one = *static_cast<Event*>(event);
-    {
-      Lock lock(state().mutex);
-      const bool over = std::all_of(one.clock.begin(), one.clock.end(), [](const auto& each) {
-        return knows(state().host, each.first, each.second);
-      });
-      if (!over && !one.asked) {
-        one.asked = true;
-        return false;
-      }
-    }
-    host_waits(one.clock);
-    return true;
+    Lock lock(state().mutex);
+    const auto& clock = static_cast<Event*>(event)->clock;
+    return std::all_of(clock.begin(), clock.end(), [](const auto& each) {
+      return knows(state().host, each.first, each.second);
+    });
   }
   void synchronizeEvent(void* event) const override {
     if (event) {
@@ -211,25 +200,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("current_device", &current_device);
   m.def("set_device", [](int device) { device_set = index_of(c10::Device(kType, c10::DeviceIndex(device))); });
   m.def("forbid_host_reads", [](bool forbid) { reads_forbidden = forbid; });
-  py::class_<GroupOptions, c10::intrusive_ptr<GroupOptions>, c10d::Backend::Options>(m, "GroupOptions")
-      .def("__deepcopy__", [](const GroupOptions& self, const py::object&) {
-        return c10::make_intrusive<GroupOptions>(self.timeout);
-      });
   py::class_<Collectives, c10::intrusive_ptr<Collectives>, c10d::Backend>(m, "Collectives")
-      .def("_set_default_timeout", &Collectives::setTimeout)
-      .def_property_readonly("options", [](Collectives& self) {
-        return c10::make_intrusive<GroupOptions>(self.timeout);
-      });
-  m.def(
-      "collectives",
-      [](const py::function& gloo, c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-         std::chrono::milliseconds timeout) {
-        auto* kept = new py::function(gloo);  // copied and ended without Python's lock
-        const Gloo gloo_of = [kept](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                    std::chrono::milliseconds timeout) {
-          py::gil_scoped_acquire held;
-          return (*kept)(store, rank, size, timeout).cast<c10::intrusive_ptr<c10d::Backend>>();
-        };
-        return c10::make_intrusive<Collectives>(gloo_of, store, rank, size, timeout);
-      });
+      .def(py::init<c10::intrusive_ptr<c10d::Backend>>())
+      .def("_set_default_timeout", &Collectives::setTimeout);
 }

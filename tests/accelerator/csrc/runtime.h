@@ -37,7 +37,6 @@ struct Block {
 struct Event {
   Clock clock;
   std::chrono::steady_clock::time_point time;
-  bool asked = false;
 };
 
 struct HostCopy {  // to pinned memory, not waited for yet
@@ -191,7 +190,6 @@ inline void release(void* pointer) {
   }
   auto& stats = state().stats[block.device];
   stats.allocated_bytes[0].decrease(block.size);
-  stats.reserved_bytes[0].decrease(block.size);
   std::free(pointer);
   state().blocks.erase(found);
 }
@@ -230,7 +228,6 @@ struct Allocator final : c10::DeviceAllocator {
     block.allocated_on = block.writer = current(device);
     state().blocks[pointer] = block;
     stats.allocated_bytes[0].increase(bytes);
-    stats.reserved_bytes[0].increase(bytes);
     return {pointer, pointer, &release, place};
   }
   c10::DeleterFnPtr raw_deleter() const override {
@@ -258,7 +255,6 @@ struct Allocator final : c10::DeviceAllocator {
   void resetPeakStats(c10::DeviceIndex device) override {
     Lock lock(state().mutex);
     state().stats.at(device).allocated_bytes[0].reset_peak();
-    state().stats.at(device).reserved_bytes[0].reset_peak();
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
     Lock lock(state().mutex);
