@@ -31,7 +31,7 @@ def parity(name: str) -> tuple[str, ...]:
 
 def library(name: str) -> tuple[str, ...]:
     """Equality of a model of the library with one device."""
-    return at("parity/test_transformers", f"test_equals_one_device[{name}]")
+    return at("parity/test_transformers", f"test_equals_one_device[{name}-float64]")
 
 
 def in_second_use(changed):

@@ -42,6 +42,13 @@ RECIPES = {
     "compiled": {"compile": "blocks", "compile_backend": "aot_eager"},
     "bf16": {"precision": "bf16"},
 }
+HARD = {"gradient_accumulation_steps": 2, "activation_checkpointing": "full", "label_smoothing": 0.1}
+RECIPES["hard"] = HARD | ALWAYS_CLIPPED
+# Of models of the library. Adam makes updates of rounding alone.
+RECIPES["adapted_attention"] = {
+    "optimizer": {"name": "sgd", "learning_rate": 0.3, "momentum": 0.8},
+    "adapter": {"rank": 3, "alpha": 6, "targets": ["model.layers.*.self_attn.*_proj"]},
+}
 RECIPES["beside_experts"] = RECIPES["adapted"] | {"adapter": ADAPTER | {"targets": ["layers.*.attention.*", "output"]}}
 SPREAD_ONLY = ("gradient_accumulation_steps", "loss_chunks", "activation_checkpointing")
 SPREAD_ONLY += ("compile", "compile_backend", "precision")
@@ -84,7 +91,7 @@ class Case:
     def reference(self):
         """The same training on one device."""
         recipe = tuple((key, value) for key, value in self.recipe if key not in SPREAD_ONLY)
-        return Case("single", self.workload, recipe, dtype=self.dtype)
+        return type(self)("single", self.workload, recipe, dtype=self.dtype)
 
     @property
     def label(self):
@@ -104,10 +111,10 @@ class Case:
         return tiny_run(self.workload, self.strategy, self.ranks, dtype=self.dtype, **recipe)
 
 
-def rows(recipe, workload, short="", long="", **more):
+def rows(recipe, workload, short="", long="", kind=Case, **more):
     """The cases of a recipe and a workload: names of strategies of the short form, and more of the long one."""
     named = [(name, False) for name in short.split()] + [(name, True) for name in long.split()]
-    return [Case(name, workload, (*RECIPES[recipe].items(),), long=is_long, **more) for name, is_long in named]
+    return [kind(name, workload, (*RECIPES[recipe].items(),), long=is_long, **more) for name, is_long in named]
 
 
 # Of these, each pair of axes is in other strategies, too, and most have eight ranks for two cores; a schedule, a stage

@@ -7,11 +7,11 @@ axis each computes something in a way of its own.
 
 import json
 import shutil
-from dataclasses import dataclass
 
+import cases
 import pytest
 import torch
-from cases import SPREAD_ONLY, chosen, parametrized
+from cases import chosen, parametrized
 from group import Group, differences, outside, steps
 from safetensors.torch import load_file
 from transformers import Qwen3Config
@@ -37,60 +37,29 @@ PAIRS = {"rows": 300, "sequence_length": 64, "document_tokens": 32, "prompt": "{
 """Data of rows of several documents: short ones, as there are tokens of little more than bytes."""
 BLOCKS = {"gpt2": ["transformer.wte", "transformer.h.*"]}
 """Those of the others are what the library declares."""
-HARD = {"gradient_accumulation_steps": 2, "activation_checkpointing": "full", "max_grad_norm": 0.01}
-HARD["label_smoothing"] = 0.1
 HALF = {"max_steps": 2, "checkpoint_interval_steps": 2}
-RESUMED = ("fsdp", "pp_zbv", "gpt2")
-"""Strategy that stops, that resumes, and a model with an embedding of two stages."""
-MEASURED = ("pp_zbv-llama", "tp-gemma3")
+MEASURED = ("pp_zbv-llama-float64", "tp-gemma3-float64")
 """Cases that are compared with their plan."""
+MADE = {}
+"""Model: a workload that no file has."""
 
 
-@dataclass(frozen=True)
-class Case:
-    strategy: str
-    model: str
-    hard: bool = False
-    adapted: bool = False
-    long: bool = False
-    """Only in the long form."""
-
-    @property
-    def native(self):
-        return not self.strategy.startswith("zero")
-
-    @property
-    def dtype(self):
-        return "float64" if self.native else "float32"
-
-    @property
-    def name(self):
-        return f"{self.strategy}-{self.model}" + "-hard" * self.hard + "-adapted" * self.adapted
-
-    @property
-    def single(self):
-        return f"single-{self.model}-{self.dtype}" + "-hard" * self.hard + "-adapted" * self.adapted
-
-    @property
-    def recipe(self):
-        targets = ["model.layers.*.self_attn.*_proj", *["model.layers.*.mlp.down_proj"] * (self.model != "mixtral")]
-        rate = 1.0 if self.native else 0.3
-        optimizer = {"name": "sgd", "learning_rate": rate, "momentum": 0.8}  # Adam makes updates of rounding alone
-        adapter = {"optimizer": optimizer, "adapter": {"rank": 3, "alpha": 6, "targets": targets}}
-        recipe = (HARD if self.hard else {}) | (adapter if self.adapted else {})
-        if self.strategy == "pp_zbv":  # splits the backward pass, which recomputation does not allow
-            recipe.pop("activation_checkpointing", None)
-        return recipe
-
-    @property
-    def recipe_of_single(self):
-        return {key: value for key, value in self.recipe.items() if key not in SPREAD_ONLY}
+def run_of(strategy, name, **recipe):
+    recipe = {"global_batch_size": 5, "max_steps": 5} | recipe
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "workload", MADE.__getitem__)
+        return resolve.run(load.config({"recipe": recipe, "workloads": [name]}), strategy, name)
 
 
-def rows(model, short, long="", **more):
-    """The cases of a model, by the names of strategies of the short form, and more of the long one."""
-    found = [Case(strategy, model, **more) for strategy in short.split()]
-    return found + [Case(strategy, model, long=True, **more) for strategy in long.split()]
+class Case(cases.Case):
+    """One whose workload is a model of the library."""
+
+    def run(self):
+        return run_of(self.strategy, self.workload, dtype=self.dtype, **dict(self.recipe))
+
+
+def rows(model, short, long="", recipe=""):
+    return cases.rows(recipe, model, short, long, kind=Case)
 
 
 # Of fewer key and value heads than tensor-parallel ranks: 2 on 4 ranks.
@@ -108,97 +77,67 @@ CASES = [
     *rows("granite", "cp_ring"),
     *rows("gpt2_packed", "fsdp cp", "pp tp cp_ring"),
     *rows("opt", "tp"),
-    *rows("t5", "", "fsdp_offload zero3 fsdp_tp", hard=True),
-    *rows("llama", "", "fsdp zero2 pp cp fsdp_cp tp tp_sp tp_loss", hard=True),
-    *rows("gpt2", "", "fsdp_pp fsdp_tp_pp pp_zbv", hard=True),
-    *rows("mixtral", "", "pp fsdp_tp_ep fsdp_ep_cp pp_ep", hard=True),
-    *rows("gpt2_packed", "", "fsdp tp cp_ring", hard=True),
-    *rows("llama", "", "ddp fsdp_tp pp cp fsdp_tp@tp=4 zero3", adapted=True),
-    *rows("qwen3", "tp_sp", "tp_loss", adapted=True),
-    *rows("mixtral", "ep", "fsdp_tp_ep tp", adapted=True),
+    *rows("t5", "", "fsdp_offload zero3 fsdp_tp", "hard"),
+    *rows("llama", "", "fsdp zero2 pp cp fsdp_cp tp tp_sp tp_loss", "hard"),
+    *rows("gpt2", "", "fsdp_pp fsdp_tp_pp", "hard"),
+    *rows("mixtral", "", "pp fsdp_tp_ep fsdp_ep_cp pp_ep", "hard"),
+    *rows("gpt2_packed", "", "fsdp tp cp_ring", "hard"),
+    *rows("llama", "", "ddp fsdp_tp pp cp fsdp_tp@tp=4 zero3", "adapted_attention"),
+    *rows("qwen3", "tp_sp", "tp_loss", "adapted_attention"),
+    *rows("mixtral", "ep", "fsdp_tp_ep tp", "adapted_attention"),
 ]
 
 
-@pytest.fixture(scope="module")
-def resolved(tmp_path_factory):
-    """Function from a strategy, a model and a recipe to the run, of a workload that no file has."""
+@pytest.fixture(scope="module", autouse=True)
+def _made(tmp_path_factory):
+    """Make the models, and their workloads."""
     folder = tmp_path_factory.mktemp("models")
-
-    def changed(name):
-        workload = load.workload(WORKLOADS[name]).model_copy(deep=True)  # the loaded one is everybody's
-        no_plan = {
-            "tensor": {},
-            "tensor_sizes": [],
-            "segments": [],
-            "experts": {},
-            "blocks": BLOCKS.get(name, []),
-            "model": f"hf:{folder / name}",
-        }
-        size = workload.sizes["small"].model_copy(update={"model": {}, "shape": {}})
-        size.data.update(TINY[WORKLOADS[name]], document_tokens=24, summary_tokens=8)
-        size.data.update(PAIRS if name.endswith("_packed") else {})
-        return workload.model_copy(update=no_plan | {"sizes": {"small": size}})
-
-    workloads = {}
-    for name in WORKLOADS:
+    no_plan = {"tensor": {}, "tensor_sizes": [], "segments": [], "experts": {}}
+    for name, base in WORKLOADS.items():
         transformers_models.make(name.removesuffix("_packed"), folder / name)
-        workloads[name] = changed(name)
-        if name == "vit":
-            shape = {"classes": 10, "channels": 1, "image_size": 28}
-            workloads[name].data["embedded"] = (
-                workloads[name].data["embedded"].model_copy(update={"shape": shape, "model": {}})
-            )
+        workload = load.workload(base).model_copy(deep=True)  # the loaded one is everybody's
+        size = workload.sizes["small"].model_copy(update={"model": {}, "shape": {}})
+        size.data.update(TINY[base], document_tokens=24, summary_tokens=8)
+        size.data.update(PAIRS if name.endswith("_packed") else {})
+        plan = no_plan | {"blocks": BLOCKS.get(name, []), "model": f"hf:{folder / name}"}
+        MADE[name] = workload.model_copy(update=plan | {"sizes": {"small": size}})
+    shape = {"shape": {"classes": 10, "channels": 1, "image_size": 28}, "model": {}}
+    MADE["vit"].data["embedded"] = MADE["vit"].data["embedded"].model_copy(update=shape)
 
-    def run_of(strategy, name, **recipe):
-        recipe = {"global_batch_size": 5, "max_steps": 5} | recipe
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(load, "workload", workloads.__getitem__)
-            config = load.config({"recipe": recipe, "workloads": [name]})
-            return resolve.run(config, strategy, name)
 
-    return run_of
+def prepared(folder, name):
+    """Write the data of a model into a folder."""
+    settings = run_of("single", name).data
+    store.write(folder / name, settings, *encode(settings, data_sets.read(settings, folder)))
 
 
 @pytest.fixture(scope="module")
-def folder(request, server, resolved, tmp_path_factory):
-    """Folder with the results of every case, of the pairs that resume, and of the trainings on one device."""
-    data = tmp_path_factory.mktemp("data")
-    found = chosen(request)
-    cases, pairs = ([each for each in found if isinstance(each, kind)] for kind in (Case, tuple))
-    for name in {case.model for case in cases} | {model for _, _, model in pairs}:
-        settings = resolved("single", name).data
-        store.write(data / name, settings, *encode(settings, data_sets.read(settings, data)))
+def group(request, server, tmp_path_factory):
+    """The results of every case and of what it is compared with."""
+    data, found = tmp_path_factory.mktemp("data"), chosen(request)
+    for name in {case.workload for case in found}:
+        prepared(data, name)
     group = Group(server, tmp_path_factory.mktemp("transformers"), data)
-    pairs = [(f"{before}-{after}-{model}", before, after, model) for before, after, model in pairs]
-    singles = [
-        (case.single, resolved("single", case.model, dtype=case.dtype, **case.recipe_of_single)) for case in cases
-    ]
-    group.train(
-        singles + [(f"single-{model}-float64", resolved("single", model, dtype="float64")) for *_, model in pairs]
-    )
-    group.train(
-        [(case.name, resolved(case.strategy, case.model, dtype=case.dtype, **case.recipe)) for case in cases]
-        + [(f"{name}-half", resolved(before, model, dtype="float64", **HALF)) for name, before, _, model in pairs]
-    )
-    group.train((name, resolved(after, model, dtype="float64"), f"{name}-half") for name, _, after, model in pairs)
+    group.train((case.reference.name, case.reference.run()) for case in found)
+    group.train((case.name, case.run()) for case in found)
     return group
 
 
 @parametrized(CASES)
-def test_equals_one_device(folder, resolved, case, tmp_path):
-    run = resolved("single", case.model, dtype=case.dtype, **case.recipe_of_single)
-    found = differences(folder.folder / case.name, folder.folder / case.single, run, folder.data / case.model)
+def test_equals_one_device(group, case, tmp_path):
+    folder, run = group.folder / case.name, case.reference.run()
+    found = differences(folder, group.folder / case.reference.name, run, group.data / case.workload)
     assert outside(found, native=case.native) == {}
-    report = json.loads((folder.folder / case.name / "train.json").read_text())
+    report = json.loads((folder / "train.json").read_text())
     if case.name in MEASURED:
-        check_plan(folder, resolved(case.strategy, case.model, dtype="float64"), report)
-    if case.name in ("fsdp-t5", "fsdp-llama", "fsdp-gpt2", "tp-vit"):
-        check_library_reads(case.model, run.model.folder, folder.folder / case.name / "model.safetensors", tmp_path)
+        check_plan(case.run(), group.data / case.workload, report)
+    if case.name in ("fsdp-t5-float64", "fsdp-llama-float64", "fsdp-gpt2-float64", "tp-vit-float64"):
+        check_library_reads(case.workload, run.model.folder, folder / "model.safetensors", tmp_path)
 
 
-def check_plan(folder, run, report):
+def check_plan(run, data, report):
     """A plan says what is sent, and the weights that are held."""
-    (plan,) = simulate([(run, folder.data / run.workload)])
+    (plan,) = simulate([(run, data)])
     assert not isinstance(plan, str), plan
     assert sum(entry["bytes"] for entry in plan["traffic"]) == pytest.approx(report["bytes_per_step"], rel=1e-9)
     for rank, planned in zip(plan["ranks"], plan["tensor_bytes"], strict=True):
@@ -216,14 +155,16 @@ def check_library_reads(name, given, trained, place):
     assert all(read[key].equal(expected[key]) for key in expected)
 
 
-@pytest.mark.parametrize("pair", [RESUMED], ids="-".join)
-def test_resumes_under_another_strategy(folder, pair):
-    before, after, model = pair
-    actual, single = folder.folder / f"{before}-{after}-{model}", folder.folder / f"single-{model}-float64"
-    for mine, reference in zip(steps(actual), steps(single)[HALF["max_steps"] :], strict=True):
+def test_a_tied_embedding_of_two_stages_goes_on_with_a_checkpoint_of_another_strategy(server, tmp_path):
+    prepared(tmp_path, "gpt2")
+    group = Group(server, tmp_path, tmp_path)
+    group.train([("single", run_of("single", "gpt2", dtype="float64"))])
+    group.train([("half", run_of("fsdp", "gpt2", dtype="float64", **HALF))])
+    group.train([("rest", run_of("pp_zbv", "gpt2", dtype="float64"), "half")])
+    for mine, reference in zip(steps(tmp_path / "rest"), steps(tmp_path / "single")[HALF["max_steps"] :], strict=True):
         for key in ("loss", "grad_norm"):
             assert mine[key] == pytest.approx(reference[key], rel=1e-10)
-    weights, expected = (load_file(path / "model.safetensors") for path in (actual, single))
+    weights, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("rest", "single"))
     assert weights.keys() == expected.keys()
     assert all(torch.allclose(weights[name], expected[name], rtol=1e-9, atol=1e-12) for name in expected)
 
@@ -247,8 +188,8 @@ def test_the_entries_of_the_sources_change_keys_that_the_models_have(workload, k
     assert all(models.matching(model, pattern) for pattern in run.model.blocks)
 
 
-def test_what_does_not_fit_is_said(resolved, tmp_path):
-    run = resolved("single", "llama")
+def test_what_does_not_fit_is_said(tmp_path):
+    run = run_of("single", "llama")
     for name, words in (("hf:./nowhere", r"\./nowhere/config\.json does not exist"), ("hf:gpt2", "not hf:owner/name")):
         with pytest.raises(UserError, match=words):
             pretrained.settings(run.model.model_copy(update={"name": name}), "w.yaml")
@@ -256,9 +197,9 @@ def test_what_does_not_fit_is_said(resolved, tmp_path):
         encode(run.data.model_copy(update={"tokenizer": str(tmp_path)}), {"train": [("a",)]})
 
 
-def test_what_tensor_parallelism_cannot_split_is_refused(resolved):
+def test_what_tensor_parallelism_cannot_split_is_refused():
     def check(strategy, name, **changes):
-        run = resolved(strategy, name)
+        run = run_of(strategy, name)
         run = run.model_copy(update={"model": run.model.model_copy(update=changes)})
         model = build_model(run)
         run = completed(run, model)
@@ -282,11 +223,11 @@ def test_what_tensor_parallelism_cannot_split_is_refused(resolved):
             check(strategy, name, **changes)
     for strategy in ("pp", "fsdp_cp"):
         with pytest.raises(Unsupported, match="t5 has two stacks of layers"):
-            resolved(strategy, "t5")
+            run_of(strategy, "t5")
 
 
-def test_a_folder_s_own_code_is_never_run(resolved, tmp_path):
-    run = resolved("single", "llama")
+def test_a_folder_s_own_code_is_never_run(tmp_path):
+    run = run_of("single", "llama")
     auto = {"auto_map": {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Mine"}, "model_type": "mine"}
     (tmp_path / "config.json").write_text(json.dumps(auto))
     (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")

@@ -25,7 +25,7 @@ from shardlab.settings import pretrained
 from shardlab.settings.pretrained import settings as settings_of
 from shardlab.settings.types import Model
 
-LLAMA = transformers_models.SIZES | {"model_type": "llama"}
+LLAMA = transformers_models.GATED | {"model_type": "llama"}
 
 
 def create(folder, **args):
