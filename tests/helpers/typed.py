@@ -1,7 +1,8 @@
 """Commands of the documents, checked without running them: Snakemake's by a dry run, programs by their argument parser.
 
 Run as a program in a copy of the project: its argument is a JSON list of commands, its last output line the error of
-each. Each is checked in a fork of a process that has imported the slow modules.
+each (null: none). With the word `call` the list is of Snakemake's arguments, the output how each call failed, and what
+it wrote. Each is tried in a fork of a process that has imported the slow modules.
 """
 
 import argparse
@@ -17,15 +18,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from unittest import mock
 
+from snakemake import cli
+
 SHOWN = re.compile(
     r"(?:\w+=\S+ )*(?:\.venv/(?:\w+/)?bin/)?"
-    r"(?:snakemake(?: |$)|make(?: |$)|shardlab \w|python \S+\.py|(?:scripts|benchmarks)/\S+\.py |--config |\.\.\. )"
+    r"(?:snakemake(?: |$)|make(?: |$)|shardlab \w|python \S+\.py|(?:scripts|benchmarks)/\S+\.py |--config )"
 )
 """How inline code begins that is a command, or the arguments of one."""
-ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("scripts", "benchmarks", "tests")
 ELIDED = "..."
-COMMAND = "scripts/shardlab"
 
 
 def commands(text):
@@ -55,15 +55,12 @@ def words_of(command):
     first = re.sub(r"^\.venv/(\w+/)?bin/", "", words[0])
     if first == "--config":
         return ["snakemake", "--config", "site=test", *words[1:]]
-    if first == ELIDED:
-        words = words[1:]
-        first = next(f"{folder}/{words[0]}" for folder in FOLDERS if (ROOT / folder / words[0]).exists())
     if first.endswith(".py"):  # named in prose: some of its arguments may be left out
         return ["python", first, *words[1:], ELIDED]
     if first == "traindiff":
         return ["python", "scripts/traindiff", *words[1:]]
     if first == "shardlab":
-        return ["python", COMMAND, *words[1:], *[ELIDED] * ("--" not in command)]
+        return ["python", "scripts/shardlab", *words[1:], *[ELIDED] * ("--" not in command)]
     return [first, *words[1:]]
 
 
@@ -73,10 +70,10 @@ def _tried(words):
     return wrong and f"{wrong}: {said[-2000:]}"
 
 
-def print_each(act):
-    """Print what a function returns for each item of the JSON list in the first argument, each in a fork."""
-    with get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-        print(json.dumps(pool.map(act, json.loads(sys.argv[1]), chunksize=1)))
+def _called(words):
+    """Return how a call of Snakemake failed, or None, and what it wrote."""
+    sys.argv = ["snakemake", *words]
+    return captured(cli.main, words)
 
 
 def captured(act, *args):
@@ -97,8 +94,6 @@ def captured(act, *args):
 
 
 def _dry_run(words):
-    from snakemake import cli
-
     words = [word for word in words if word != ELIDED]
     sys.argv = ["snakemake", "--quiet", "all", "--dry-run", *words]
     if "--report" in words:  # it reads what has run
@@ -136,9 +131,10 @@ if __name__ == "__main__":
     import altair  # noqa: F401
     import pandas  # noqa: F401
     import torch.distributed.fsdp  # noqa: F401
-    from snakemake import cli  # noqa: F401
 
     from shardlab.settings import load, resolve
 
     resolve.matrix(load.config(load.read_yaml(load.CONFIG / "config.yaml")))
-    print_each(_tried)
+    with get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+        act = _called if sys.argv[2:] == ["call"] else _tried
+        print(json.dumps(pool.map(act, json.loads(sys.argv[1]), chunksize=1)))

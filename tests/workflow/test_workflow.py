@@ -34,7 +34,8 @@ def test_calls_list_their_jobs_or_end_with_a_sentence_before_any(make_tree, tmp_
         file.write("seed: 2\n")
     there = ["--snakefile", f"{twice.path}/Snakefile", "--directory", str(twice.path)]
     calls = CALLS | {"twice": [*there, "-n", "all"]}
-    said = tree.run(sys.executable, str(ROOT / "tests/helpers/calls.py"), json.dumps([*calls.values()])).stdout
+    typed = str(ROOT / "tests/helpers/typed.py")
+    said = tree.run(sys.executable, typed, json.dumps([*calls.values()]), "call").stdout
     found = dict(zip(calls, json.loads(said.splitlines()[-1]), strict=True))
     for name, words in MISTAKES.items():
         status, output = found[name]
