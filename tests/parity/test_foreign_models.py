@@ -6,69 +6,55 @@ That the others are refused tests/unit/test_contents.py shows.
 import json
 from dataclasses import dataclass
 
+import cases
 import foreign
 import pytest
 import torch
-from cases import chosen, with_marks
+from cases import chosen, parametrized
 from foreign import MODELS
-from group import Group, steps, worst
+from group import Group, outside, steps, worst
 from safetensors.torch import load_file
 
-from shardlab.settings.recipe import Recipe
 from shardlab.train.evaluation import evaluate_whole
 
 pytestmark = pytest.mark.timeout(2400)  # the first test waits for the trainings of all
-MIXED = {"global_batch_size": 4}
+MIXED = (("global_batch_size", 4),)
 """Recipe of models with batch norm: one takes no single sample, which 5 would leave a rank."""
+SYNCED = (*MIXED, ("sync_batch_norm", True))
 
 
 @dataclass(frozen=True)
-class Case:
-    strategy: str
-    model: str
-    dtype: str = ""
-    """If another than that of the strategy's engine."""
-    key: str = ""
-    """Option of the strategy or of the recipe that makes it equal."""
+class Case(cases.Case):
+    """One whose workload is a model of foreign.py."""
+
+    option: str = ""
+    """Of the strategy, that makes it equal."""
     resumed: bool = False
     """It also stops after two steps, and goes on."""
 
-    @property
-    def name(self):
-        return "-".join(filter(None, (self.strategy, self.model, self.dtype, self.key)))
-
-    @property
-    def native(self):
-        return not (self.dtype or self.strategy.startswith("zero"))
-
-    @property
-    def equal(self):
-        # What the chain that averages computes depends on its micro-batches.
-        return self.model != "averaging_chain"
-
     def run(self):
-        recipe = {self.key: True} if self.key in Recipe.model_fields else {}
-        recipe |= MIXED if self.model in ("batch_norm", "averaging_chain") else {}
-        recipe |= {"checkpoint_interval_steps": 2} if self.resumed else {}
-        dtype = "float64" if self.native else "float32"
-        run = foreign.run_of(self.model, self.strategy, dtype=dtype, **recipe)
-        if self.key and self.key not in recipe:
-            run = run.model_copy(update={"options": run.options.model_copy(update={self.key: True})})
-        return run
+        recipe = dict(self.recipe) | ({"checkpoint_interval_steps": 2} if self.resumed else {})
+        run = foreign.run_of(self.workload, self.strategy, dtype=self.dtype, **recipe)
+        options = {self.option: True} if self.option else {}
+        return run.model_copy(update={"options": run.options.model_copy(update=options)})
 
 
-SHORT = [Case(strategy, name) for name, entry in MODELS.items() for strategy in entry.short]
-SHORT += [Case("fsdp", name, "float32") for name in ("odd_buffers", "precise_block")]
+def averaging(strategy, **more):
+    """What it computes depends on its micro-batches: it equals no other training."""
+    return Case(strategy, "averaging_chain", MIXED, **more)
+
+
+CASES = [Case(strategy, name) for name, entry in MODELS.items() for strategy in entry.short]
+CASES += [Case("fsdp", name, dtype="float32") for name in ("odd_buffers", "precise_block")]
 # Ranks that use other parameters than the others, in some steps, or never; a batch norm of all ranks' samples.
-SHORT += [Case(s, "skipped_experts", key="find_unused_parameters") for s in ("ddp", "fsdp")]
-SHORT += [Case("ddp", "unused_pooler", key="find_unused_parameters")]
-SHORT += [Case("fsdp", "batch_norm", key="sync_batch_norm")]
-SHORT += [Case("zero3", "batch_norm", key="sync_batch_norm")]
+CASES += [Case(s, "skipped_experts", option="find_unused_parameters") for s in ("ddp", "fsdp")]
+CASES += [Case("ddp", "unused_pooler", option="find_unused_parameters")]
+CASES += [Case(s, "batch_norm", SYNCED) for s in ("fsdp", "zero3")]
 # Its ranks have other samples, so statistics that a step does not share, or a resume not restore, differ.
-SHORT += [Case("fsdp", "averaging_chain", resumed=True), Case("pp", "averaging_chain")]
-LONG = [Case(strategy, name, resumed=True) for name, entry in MODELS.items() for strategy in entry.long]
-LONG += [Case(s, "batch_norm", key="sync_batch_norm", resumed=True) for s in ("ddp", "zero1")]
-LONG += [Case(s, "averaging_chain", resumed=True) for s in ("pp_zbv", "hsdp", "fsdp_pp")]
+CASES += [averaging("fsdp", resumed=True), averaging("pp")]
+CASES += [Case(strategy, name, resumed=True, long=True) for name, entry in MODELS.items() for strategy in entry.long]
+CASES += [Case(s, "batch_norm", SYNCED, resumed=True, long=True) for s in ("ddp", "zero1")]
+CASES += [averaging(s, resumed=True, long=True) for s in ("pp_zbv", "hsdp", "fsdp_pp")]
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +62,11 @@ def results(request, server, tmp_path_factory, tiny_data):
     """Folder with the trainings of the cases."""
     data = tmp_path_factory.mktemp("data")
     group = Group(server, tmp_path_factory.mktemp("foreign"), data)
-    cases = chosen(request)
-    for name in {case.model for case in cases}:
+    found = chosen(request)
+    for name in {case.workload for case in found}:
         (data / name).symlink_to(tiny_data / foreign.DATA)
-    group.train((case.name, case.run()) for case in cases)
-    group.train((f"{case.name}-resumed", case.run(), case.name) for case in cases if case.resumed)
+    group.train((case.name, case.run()) for case in found)
+    group.train((f"{case.name}-resumed", case.run(), case.name) for case in found if case.resumed)
     return group.folder
 
 
@@ -95,12 +81,11 @@ def plain(run, folder):
     return PLAIN[key]
 
 
-@with_marks([*SHORT, *LONG], LONG.__contains__)
+@parametrized(CASES)
 def test_equals_plain_pytorch(results, case, tiny_data):
     """In losses, norms and the weights that it leaves, each in its own dtype; what is not trained exactly."""
     folder, run = results / case.name, case.run()
-    weights = load_file(folder / "model.safetensors")
-    if case.equal:
+    if case.workload != "averaging_chain":
         expected = plain(run, tiny_data / foreign.DATA)
         pairs = list(zip(steps(folder), expected["steps"], strict=True))
         test = evaluate_whole(run, tiny_data / foreign.DATA, folder / "model.safetensors").loss
@@ -109,18 +94,17 @@ def test_equals_plain_pytorch(results, case, tiny_data):
             "norm": worst(actual["grad_norm"] / step["grad_norm"] - 1 for actual, step in pairs),
             "test": worst([test / expected["test"] - 1]),
         }
-        within = dict.fromkeys(apart, 1e-10) if case.native else {"loss": 5e-6, "norm": 5e-6, "test": 1e-4}
-        assert {key: value for key, value in apart.items() if not value <= within[key]} == {}
+        assert outside(apart, native=case.native) == {}
         check_weights(results, case, expected["network"])
-    if case.model == "averaging_chain":
-        check_statistics(case, weights)
+    else:
+        check_statistics(case, load_file(folder / "model.safetensors"))
     if case.resumed:
         check_resumed(folder, results / f"{case.name}-resumed")
 
 
 def check_weights(results, case, network):
     trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
-    before = load_file(results / f"{case.model}-{case.run().recipe.dtype}.safetensors")
+    before = load_file(results / f"{case.workload}-{case.dtype}.safetensors")
     actual = load_file(results / case.name / "model.safetensors")
     expected = {name: value for name, value in network.state_dict().items() if isinstance(value, torch.Tensor)}
     for name, value in actual.items():
