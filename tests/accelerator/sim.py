@@ -102,6 +102,9 @@ class Device:
         yield
         self.set_device(before)
 
+    def get_amp_supported_dtype(self):
+        return [torch.bfloat16, torch.float16]
+
     # No training of the tests draws on a device.
 
     def manual_seed(self, seed: int) -> None:

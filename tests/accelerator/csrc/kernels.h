@@ -38,9 +38,6 @@ inline at::Tensor on_cpu(const at::Tensor& tensor) {
   auto same = at::detail::make_tensor<c10::TensorImpl>(
       std::move(bytes), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
   same.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    same.unsafeGetTensorImpl()->set_wrapped_number(true);
-  }
   return same;
 }
 

@@ -125,9 +125,6 @@ struct PinnedAllocator final : c10::Allocator {
     state().pinned[pointer] = std::max(bytes, size_t(1));
     return {pointer, pointer, &unpin, c10::Device(c10::kCPU)};
   }
-  c10::DeleterFnPtr raw_deleter() const override {
-    return &unpin;
-  }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
@@ -145,18 +142,6 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   c10::DeviceIndex deviceCount() const override {
     return c10::DeviceIndex(devices());
-  }
-  c10::DeviceIndex getCurrentDevice() const override {
-    return c10::DeviceIndex(current_device());
-  }
-  void setCurrentDevice(c10::DeviceIndex device) const override {
-    device_set = index_of(c10::Device(kType, device));
-  }
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
-    return Guard().exchangeDevice(c10::Device(kType, device)).index();
-  }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
-    return device < 0 ? c10::DeviceIndex(std::max(device_set, 0)) : exchangeDevice(device);
   }
   bool isPinnedPtr(const void* pointer) const override {
     return is_pinned(pointer);

@@ -230,9 +230,6 @@ struct Allocator final : c10::DeviceAllocator {
     stats.allocated_bytes[0].increase(bytes);
     return {pointer, pointer, &release, place};
   }
-  c10::DeleterFnPtr raw_deleter() const override {
-    return &release;
-  }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
