@@ -247,26 +247,17 @@ class ScalarParameter(Layers):
         return h * self.scale
 
 
-@foreign(blocks=("module", "narrow", "_orig_mod"))
-class UnusualParameters(nn.Module):
-    """Of prime sizes, and of size one: fewer rows than ranks; of modules named as wrappers name theirs; two parts of a
-    storage, of which one is transposed, and a frozen row that is expanded to all rows.
-    """
+@foreign(blocks=("first", "narrow", "wide"))
+class UnusualParameters(Layers):
+    """Of one row, which is fewer than ranks, and of prime sizes; one that is transposed in its storage."""
 
-    def __init__(self, *, inputs, outputs):
-        super().__init__()
-        self.module, self.narrow, self._orig_mod = nn.Linear(inputs, 13), nn.Linear(13, 1), nn.Linear(1, 16)
-        self._fsdp_wrapped_module, self._checkpoint_wrapped_module = nn.Linear(16, 16), nn.Linear(16, 16)
-        self.weight, self.token = nn.Linear(16, outputs), nn.Parameter(torch.zeros(1, 1, 16))
-        joined = torch.randn(32, 16) / 4
-        self.up, self.gate = nn.Parameter(joined[:16]), nn.Parameter(joined[16:].t())
-        self.row = nn.Parameter(torch.linspace(-1, 1, 16).expand(16, 16), requires_grad=False)
+    def more(self, inputs):
+        self.narrow, self.wide, self.prime = nn.Linear(16, 1), nn.Linear(1, 13), nn.Linear(13, 16)
+        self.token, self.gate = nn.Parameter(torch.zeros(1, 1, 16)), nn.Parameter((torch.randn(16, 16) / 4).t())
 
-    def forward(self, x):
-        h = self._orig_mod(self.narrow(F.gelu(self.module(x))))
-        h = torch.cat((self.token.expand(len(x), 1, 16), h[:, None]), dim=1).sum(1)
-        h = h @ self.row + F.linear(h, self.up) * F.silu(h @ self.gate)
-        return self.weight(self._checkpoint_wrapped_module(F.gelu(self._fsdp_wrapped_module(h))))
+    def between(self, h):
+        h = torch.cat((self.token.expand(len(h), 1, 16), h[:, None]), dim=1).sum(1)
+        return h * F.silu(h @ self.gate) + self.prime(F.gelu(self.wide(self.narrow(h))))
 
 
 # constructors: what a constructor does besides drawing weights
@@ -276,7 +267,7 @@ class UnusualParameters(nn.Module):
 class ManyWays(Layers):
     """Weights drawn by apply(), scaled through .data, set under no_grad, or from NumPy, and buffers like these.
 
-    Also a forward hook, a tensor that is neither parameter nor buffer, and a forward pass to find a size.
+    Also a forward hook, and a tensor that is neither parameter nor buffer.
     """
 
     def more(self, inputs):
@@ -290,17 +281,15 @@ class ManyWays(Layers):
         self.last.weight.data = self.last.weight.data / 4
         with torch.no_grad():
             self.first.bias[:8] = 0.5
-            self.after = nn.Linear(F.avg_pool1d(torch.zeros(1, 16), 2).shape[-1], 16)
         self.first.register_forward_hook(lambda module, args, output: output + self.last.in_features / 16)
 
     @staticmethod
     def _draw(module):
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.2)
-            nn.init.zeros_(module.bias)
 
     def between(self, h):
-        return self.after(F.avg_pool1d(h[:, self.order] * self.gains.to(h), 2))
+        return h[:, self.order] * self.gains.to(h)
 
     def forward(self, x):
         return super().forward((x @ self.frequencies).sin())

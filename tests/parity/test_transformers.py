@@ -197,33 +197,27 @@ def test_what_does_not_fit_is_said(tmp_path):
         encode(run.data.model_copy(update={"tokenizer": str(tmp_path)}), {"train": [("a",)]})
 
 
-def test_what_tensor_parallelism_cannot_split_is_refused():
-    def check(strategy, name, **changes):
-        run = run_of(strategy, name)
-        run = run.model_copy(update={"model": run.model.model_copy(update=changes)})
-        model = build_model(run)
-        run = completed(run, model)
-        models.check_plan(run.model, model)
-        contents.check(run, model)
+UNEVEN = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
 
-    check("tp", "llama")
-    uneven = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
-    for strategy, name, changes, words in (
-        ("tp", "llama", {"tensor": {"lm_head": "colwise_gather_output"}}, r"splits layers of its blocks \(lm_head\)"),
-        ("tp", "llama", {"tensor": {"model.layers.0.mlp.up_proj": "colwise"}}, "no submodule of model .* matches"),
-        (
-            "fsdp_tp",
-            "llama",
-            {"args": uneven},
-            r"heads that tp does not divide \(num_key_value_heads 3\); choose a degree",
-        ),
-        ("fsdp", "opt", {"args": {"layerdrop": 0.1}}, r"left out at random \(layerdrop\); each rank would leave out"),
-    ):
-        with pytest.raises(UserError, match=words):
-            check(strategy, name, **changes)
-    for strategy in ("pp", "fsdp_cp"):
-        with pytest.raises(Unsupported, match="t5 has two stacks of layers"):
-            run_of(strategy, "t5")
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tensor": {"lm_head": "colwise_gather_output"}}, r"splits layers of its blocks \(lm_head\)"),
+        ({"args": UNEVEN}, r"heads that tp does not divide \(num_key_value_heads 3\); choose a degree"),
+    ],
+)
+def test_what_tensor_parallelism_cannot_split_is_refused(changes, words):
+    run = run_of("fsdp_tp", "llama")
+    run = run.model_copy(update={"model": run.model.model_copy(update=changes)})
+    model = build_model(run)
+    with pytest.raises(UserError, match=words):
+        contents.check(completed(run, model), model)
+
+
+def test_context_parallelism_of_two_stacks_of_layers_is_refused():
+    with pytest.raises(Unsupported, match="t5 has two stacks of layers"):
+        run_of("fsdp_cp", "t5")
 
 
 def test_a_folder_s_own_code_is_never_run(tmp_path):

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from shardlab import parallel
-from shardlab.measure import flops
 from shardlab.models.weights import on_disk
 from shardlab.runtime import distributed, tasks
 from shardlab.settings.sites import SiteRuntime
@@ -41,29 +40,9 @@ def main(cases):
             capture(run, *files, case["like"] and Run.model_validate(case["like"]))
             continue
         resume = case["resume"] and Path(case["resume"])
-        with (
-            mock.patch.object(loop, "train_step", watched(loop.train_step)),
-            mock.patch.object(flops, "count_flops", counted_once(flops.count_flops)),
-        ):
+        with mock.patch.object(loop, "train_step", watched(loop.train_step)):
             loop.train(run, *files, {}, loop.TrainOptions(resume=resume, on_gradients=keep_first_gradients(output)))
     distributed.finish()
-
-
-COUNTED = {}
-"""Operations of a step, by all that they depend on: counting them takes as long as a step of a tiny model."""
-
-
-def counted_once(count_flops):
-    """``count_flops`` that counts once for a model and a batch's shapes."""
-
-    def counting(run, task, micro):
-        shapes = [(name, values.shape, values.dtype) for name, values in micro.batch.items()]
-        key = run.model.model_dump_json() + run.task + repr(shapes)
-        if key not in COUNTED:
-            COUNTED[key] = count_flops(run, task, micro)
-        return COUNTED[key]
-
-    return counting
 
 
 def watched(train_step):
