@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 OPTIMIZERS = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
@@ -70,19 +69,17 @@ def stop(sentence):
 def read_run(path, models=("mlp", "cnn", "llama"), dtypes=("float32", "float64")):
     """Read the settings of a run, as nested attributes; stop if the example cannot do what one of them says."""
     run = json.loads(path.read_text(), object_hook=lambda keys: SimpleNamespace(**keys))
-    recipe = vars(run.recipe)
-    recipe["groups"] = vars(recipe["groups"])
-    if run.model.name not in models:
-        stop(f"{path}: model {run.model.name}: this example knows only {', '.join(models)}.")
-    if recipe["dtype"] not in dtypes:
-        stop(f"{path}: recipe.dtype {recipe['dtype']}: this example knows only {', '.join(dtypes)}.")
-    if run.recipe.lr_schedule.name not in ("constant", "step") or run.recipe.lr_schedule.warmup_steps:
-        stop(f"{path}: recipe.lr_schedule: the examples know only constant and step, without warmup_steps.")
-    if run.recipe.optimizer.name not in OPTIMIZERS:
-        stop(f"{path}: recipe.optimizer {run.recipe.optimizer.name}: the examples know only {', '.join(OPTIMIZERS)}.")
-    for key in recipe.keys() - IMPLEMENTED - OF_OTHER_STAGES:
-        if key not in NOT_IMPLEMENTED or recipe[key] != NOT_IMPLEMENTED[key]:
-            stop(f"{path}: recipe.{key}: the examples know only {NOT_IMPLEMENTED.get(key)}.")
+    recipe, schedule = run.recipe, run.recipe.lr_schedule
+    recipe.groups = vars(recipe.groups)
+    known = {"model": (run.model.name, models), "recipe.dtype": (recipe.dtype, dtypes)}
+    known |= {"recipe.lr_schedule.name": (schedule.name, ("constant", "step"))}
+    known |= {"recipe.lr_schedule.warmup_steps": (schedule.warmup_steps, (0,))}
+    known |= {"recipe.optimizer.name": (recipe.optimizer.name, OPTIMIZERS)}
+    for key in vars(recipe).keys() - IMPLEMENTED - OF_OTHER_STAGES:
+        known[f"recipe.{key}"] = vars(recipe)[key], (NOT_IMPLEMENTED.get(key),)
+    for key, (value, values) in known.items():
+        if value not in values:
+            stop(f"{path}: {key}: this example knows only {', '.join(map(str, values))}.")
     return run
 
 
@@ -112,7 +109,7 @@ def finish():
 
 def load_data(run, folder):
     """Return inputs and targets of all training samples, each with the samples in dimension 0."""
-    arrays, dtype = load_file(folder / "train.safetensors"), DTYPES[run.recipe.dtype]
+    arrays, dtype = load_file(folder / "train.safetensors"), getattr(torch, run.recipe.dtype)
     if run.task == "regression":
         return arrays["x"].to(dtype), arrays["y"].to(dtype)
     if run.task == "classification":
@@ -171,7 +168,7 @@ def check_divisible(run, ranks, sizes=("hidden", "heads", "kv_heads", "vocab_siz
 
 def build_model(run):
     """Return a model with random weights. Its parameters have the names of the file with the initial weights."""
-    return MODELS[run.model.name](**vars(run.model.args)).to(DTYPES[run.recipe.dtype])
+    return MODELS[run.model.name](**vars(run.model.args)).to(getattr(torch, run.recipe.dtype))
 
 
 def blocks(model):
