@@ -64,7 +64,7 @@ def take_over(arguments: list[str], folder: Path) -> None:
         return
     snakemake_lock.take(folder)
     slurm_reattach.install(folder)
-    snakemake_core.look_again_once()
+    snakemake_core.without_default_rate_limit()
     progress.install()
 
 
