@@ -15,9 +15,7 @@ from shardlab.settings import load, resolve
 from shardlab.workflow.job_requests import JobRequests
 
 APPROVED = Path(__file__).with_name("sbatch_and_srun.txt")
-"""Lines of the cluster in a box: Slurm and Apptainer. Queues and podman have tests of their own; an image by srun:
-tests/cluster/test_image_option.py.
-"""
+"""Lines of the cluster in a box: Slurm and Apptainer. Queues, podman and an image by srun have tests of their own."""
 
 
 def loaded(**values):
@@ -102,6 +100,17 @@ def test_podman_mounts_the_folder_of_a_workflow_and_hands_the_environment_on(mon
     volumes = [word.removeprefix("--volume=") for word in words if word.startswith("--volume=")]
     assert volumes == ["/mine:/mine", "/project:/project", "/data:/data", "/a:/b:ro"]
     assert "--env-host" in words[: words.index("IMAGE")]
+
+
+def test_srun_gets_the_image_and_a_node_s_lines_run_inside_it():
+    """There in the project's folder, with the site's variables, not the image's; sbatch does not know the option."""
+    config, site = loaded(site="alps")
+    text = slurm_lines.text(config, site, [(2, 4)])
+    option = " --environment=/PATH/shardlab.toml bash -c "
+    assert all((option in line) == line.startswith("exec srun ") for line in text.splitlines() if "/PATH/" in line)
+    inside = text.partition(f"{option}'")[2]
+    assert inside.startswith(f"cd {container.PROJECT}\n")
+    assert inside.partition("\nexec ")[0].endswith("\nexport GLOO_SOCKET_IFNAME=hsn0")
 
 
 def test_a_path_that_slurm_jobs_cannot_start_with_is_said():
