@@ -89,7 +89,6 @@ CHANGES = {
         "config": ("zero1", {"config": "config/deepspeed/zero2.json"}),
         "script": ("example_expert_parallel", {"script": "examples/fsdp.py"}),
         "workloads": ("example_expert_parallel", {"workloads": ["moe", "mlp"]}),
-        "launcher": ("example_expert_parallel", {"launcher": "srun"}),
         "min_ranks": ("fsdp", {"min_ranks": 3}),
     },
     "workload": {

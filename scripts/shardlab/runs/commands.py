@@ -55,8 +55,7 @@ def lines(run: Ranks, program: list[str], image: str | None, scope: Scope) -> st
     on_node += site.setup_commands
     on_node += [f'export {key}="{value}"' for key, value in site.environment_node.items()]
     on_node += ["exec " + " ".join(words)]
-    per_rank = scope is Scope.RANKS and isinstance(run, Run) and run.script_launcher is not None
-    return "\n".join([*lines, *launchers.lines(site, on_node, nodes, per_node, options, per_rank=per_rank)])
+    return "\n".join([*lines, *launchers.lines(site, on_node, nodes, per_node, options)])
 
 
 def environment(site: SiteRuntime) -> dict[str, str]:

@@ -30,27 +30,21 @@ def require(site: SiteRuntime, site_name: str) -> None:
         )
 
 
-def lines(
-    site: SiteRuntime, on_node: list[str], nodes: int, per_node: int, options: list[str], *, per_rank: bool
-) -> list[str]:
+def lines(site: SiteRuntime, on_node: list[str], nodes: int, per_node: int, options: list[str]) -> list[str]:
     """Return Bash lines that run the lines ``on_node`` once per node, with ``per_node`` devices and their CPU cores.
 
-    ``options``: srun's, which start them inside the image. ``per_rank``: once per device, without torchrun.
+    ``options``: srun's, which start them inside the image.
     """
     if site.srun is None:
         return on_node
     # The steps of a packed job meet at ports of their own.
     number = "(SLURM_JOB_ID + $$)" if slurm.PACKED in os.environ else "SLURM_JOB_ID"
     address, port = _address(site.srun), f"$(({site.srun.port_first} + {number} % {site.srun.ports}))"
-    if per_rank:  # what scripts that srun starts expect of the job's script: where their rank 0 listens
-        found = [f'export MASTER_ADDR="{address}"', f'export MASTER_PORT="{port}"']
-    else:
-        found = [f'export {RENDEZVOUS}="{address}:{port}"'] if nodes > 1 else []
-    tasks = per_node if per_rank else 1
+    found = [f'export {RENDEZVOUS}="{address}:{port}"'] if nodes > 1 else []
     # Nothing is inherited from the job: each number is given explicitly.
-    step = ["srun", *slurm.packed_step(per_node, meet=nodes * tasks > 1)]
-    step += [f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}"]
-    step += [f"--cpus-per-task={per_node * site.cpus_per_rank // tasks}", "--kill-on-bad-exit=1", "--export=ALL"]
+    step = ["srun", *slurm.packed_step(per_node, meet=nodes > 1)]
+    step += [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    step += [f"--cpus-per-task={per_node * site.cpus_per_rank}", "--kill-on-bad-exit=1", "--export=ALL"]
     return [*found, f"exec {shlex.join([*step, *site.srun.flags, *options, 'bash', '-c', chr(10).join(on_node)])}"]
 
 
