@@ -1,4 +1,4 @@
-"""Requests to Slurm: many runs in one allocation, and cores next to GPUs."""
+"""Many runs in one allocation."""
 
 import re
 from itertools import combinations
@@ -9,10 +9,8 @@ from login import RECIPE, gpus, now, queue, sacct, until
 from shardlab.runs.attempts import history
 
 pytestmark = pytest.mark.timeout(2400)
-CORES = "site_settings={cpu_binding: ['0', '1', '0', '1']}"
-"""Of each of a node's four GPUs; the machine of the tests has two cores."""
 ON_TWO_NODES = "ddp@nodes=2"
-CONFIG = ["site=test", RECIPE, "noise_floor_runs=0", "workloads=[mlp]", "strategies=[single,ddp,fsdp]", CORES]
+CONFIG = ["site=test", RECIPE, "noise_floor_runs=0", "workloads=[mlp]", "strategies=[single,ddp,fsdp]"]
 TARGETS = ["all", f"results/{ON_TWO_NODES}/mlp/test.json"]
 
 
@@ -47,9 +45,3 @@ def test_runs_train_at_the_same_time(packed):
     assert len(attempts) == 4
     pairs = combinations(attempts, 2)
     assert any(one.began < other.ended and other.began < one.ended for one, other in pairs), attempts
-
-
-def test_each_rank_runs_on_the_cores_of_its_gpu(packed):
-    learner, *_ = packed
-    for name, cores in (("single", ["0"]), ("ddp", ["0", "1"]), (ON_TWO_NODES, ["0", "1", "0", "1"])):
-        assert learner.json(f"results/{name}/mlp/train.json")["cpus"] == cores, name

@@ -54,7 +54,6 @@ CHANGES = {
         "ranks_per_node_max": 9,
         "cpus_per_rank": 2,
         "omp_threads": 1,
-        "cpu_binding": ["0", "0"],
         "setup_commands": ["true"],
         "environment": {"NCCL_DEBUG": "INFO"},
         "environment_node": {"NODE": "$(hostname)"},

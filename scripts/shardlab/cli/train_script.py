@@ -29,7 +29,7 @@ def main(
         signals.listen()
     # After installing the signal handlers: imports take seconds.
     from shardlab.data import store
-    from shardlab.runs import cpu_binding, images, script_place, script_rank
+    from shardlab.runs import images, script_place, script_rank
     from shardlab.settings import scripts
     from shardlab.settings.types import read_run
 
@@ -42,7 +42,6 @@ def main(
         origin = images.origin_of(commit, image)
         script_report.accept(run, data, weights, output, store.fingerprint_of(data), origin)
         return 0
-    cpu_binding.bind(run.site.cpu_binding)
     rank = int(os.environ.get("RANK", 0))
     signals.name(f"rank {rank} of script")
     if rank == 0:

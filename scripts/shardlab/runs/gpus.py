@@ -1,4 +1,4 @@
-"""GPUs of a node as its driver lists them, why PyTorch sees fewer than a run needs, and the network between them."""
+"""GPUs of a node as its driver lists them, why PyTorch sees fewer than a run needs, the network between them; cores."""
 
 import os
 import re
@@ -40,6 +40,13 @@ def listed() -> list[Gpu]:
         for row in rows
         if len(row) == len(FIELDS) and row[0].isdigit()
     ]
+
+
+def cores() -> str:
+    """Return the CPU cores that this process may run on, as Linux lists them: 0-3,8. Empty on another system."""
+    status = Path("/proc/self/status")
+    found = re.search(r"^Cpus_allowed_list:\s+(\S+)", status.read_text(), re.MULTILINE) if status.exists() else None
+    return found[1] if found else ""
 
 
 def why_missing(found: int, cuda: str | None, hip: str | None) -> str:

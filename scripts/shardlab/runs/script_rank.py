@@ -18,7 +18,7 @@ from shardlab.errors import UserError
 from shardlab.files import ROOT, write_json, write_text
 from shardlab.records import metrics
 from shardlab.records.script_lines import Lines
-from shardlab.runs import cpu_binding, script_place, signals, slurm
+from shardlab.runs import gpus, script_place, signals, slurm
 from shardlab.settings.types import Run
 
 POLL = 0.02
@@ -213,7 +213,7 @@ def supervise(run: Run, rank: int, options: list[str], folder: Path, recorder: R
         recorder.finish()
     measured = {
         "host": os.uname().nodename,
-        "cpus": cpu_binding.own(),
+        "cpus": gpus.cores(),
         "peak_memory_bytes": script.peak_bytes,
         "wall_seconds": time.monotonic() - script.began,
     }

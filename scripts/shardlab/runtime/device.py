@@ -5,10 +5,12 @@ No function uses the current device, which is per thread and device 0 in a new t
 
 import os
 import random
+import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +21,7 @@ from shardlab.errors import UserError
 from shardlab.runs import gpus
 
 T = TypeVar("T")
+PCI = Path("/sys/bus/pci/devices")
 
 
 def device_for_rank(site_device: str) -> torch.device:
@@ -63,6 +66,27 @@ def use(device: torch.device) -> None:
     """Set this thread's current device; call it before anything else in a thread."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
+
+
+def bind_to_near_cores(device: torch.device) -> None:
+    """Bind all threads of this process to the CPU cores next to its GPU, by Linux's list of them. Its memory follows:
+    Linux allocates it near the core that touches it first.
+
+    A process that was given fewer of these cores than it has threads, as on a shared node, is left as it is. torchrun's
+    --numa-binding would end it there, and wherever the program numactl is missing.
+    """
+    if device.type != "cuda":
+        return
+    gpu = torch.cuda.get_device_properties(device)
+    listed = PCI / f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0" / "local_cpulist"
+    parts = re.findall(r"(\d+)(?:-(\d+))?", listed.read_text()) if listed.exists() else []
+    near = {core for first, last in parts for core in range(int(first), int(last or first) + 1)}
+    cores = near & os.sched_getaffinity(0)
+    if len(cores) < torch.get_num_threads():
+        return
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def warn_if_shared(device: torch.device) -> None:

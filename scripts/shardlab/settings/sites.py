@@ -20,9 +20,6 @@ Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
 Host = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]*$")]
 """Part of a host name, or the name of a network interface."""
 
-CpuList = Annotated[str, StringConstraints(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
-"""Numbers of CPU cores, as in 0-3,8."""
-
 
 Stage = Literal["init", "plan", "train", "noise_floor", "evaluate", "preflight", "collectives"]
 """Stages that run in separate jobs."""
@@ -321,12 +318,6 @@ class SiteRuntime(Strict):
     cpus_per_rank: PositiveInt = Field(1, description="CPU cores per rank.")
     omp_threads: PositiveInt | None = Field(
         None, description="OpenMP threads per rank (null: cpus_per_rank), for Slurm that counts hardware threads."
-    )
-    cpu_binding: list[CpuList] | None = Field(
-        None,
-        min_length=1,
-        description="Bind each rank to the cores next to its GPU: a list of cores for each GPU of a node, in their "
-        "order, such as [0-15, 16-31] (null: as Slurm leaves it).",
     )
     setup_commands: list[str] = Field(
         default=[], description="Shell lines to run on each node before its ranks start, such as module load."
