@@ -1,6 +1,5 @@
-"""Runs over several nodes: who runs where, what the nodes can reach, two at a time, and the look before."""
+"""Runs over several nodes: who runs where, what the nodes can reach, and the look before."""
 
-import itertools
 import re
 import shlex
 import subprocess
@@ -50,18 +49,6 @@ def test_two_runs_at_once_on_the_same_nodes_that_meet_at_an_interface(pair):
     for _, report, log in pair:
         assert set(report["hosts"]) == {"n1", "n2"}
         assert "address show dev eth0" in log
-
-
-def test_a_queue_that_takes_one_job_of_a_user_at_a_named_cluster(learner):
-    """Each job is submitted after the one before it has ended; Slurm's commands ask that cluster."""
-    queue = "{slurm: {clusters: box, queues: {one: {partition: batch, jobs_max: 1}}, queue: [one]}}"
-    since = now()
-    names = [f"results/{name}/mlp.done" for name in ("ddp", "fsdp")]
-    learner.snakemake(*names, config=[f"site_settings={queue}", "recipe={max_steps: 3}"])
-    jobs = sorted(sacct("Submit", "End", "Cluster", since=since), key=lambda row: row["Submit"])
-    assert len(jobs) >= 2
-    assert {job["Cluster"] for job in jobs} == {"box"}
-    assert all(last["End"] <= job["Submit"] for last, job in itertools.pairwise(jobs))
 
 
 def test_short_runs_share_a_job(learner):

@@ -3,7 +3,6 @@
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -12,7 +11,6 @@ from shardlab.cli import preflight
 from shardlab.errors import UserError
 from shardlab.runs import commands, container, slurm, slurm_lines
 from shardlab.settings import load, resolve
-from shardlab.workflow.job_requests import JobRequests
 
 APPROVED = Path(__file__).with_name("sbatch_and_srun.txt")
 """Lines of the cluster in a box: Slurm and Apptainer. Queues, podman and an image by srun have tests of their own."""
@@ -50,7 +48,7 @@ def test_settings_of_the_configuration_go_over_the_file_key_by_key():
 QUEUES = {
     "small": {"partition": "small", "nodes_max": 1, "gpus_per_node_max": 2},
     "whole": {"partition": "whole", "flags": ["--exclusive"], "gpus_max": 8},
-    "debug": {"partition": "debug", "qos": "debug", "runtime_max": 30, "nodes_max": 1, "jobs_max": 2}
+    "debug": {"partition": "debug", "qos": "debug", "runtime_max": 30, "nodes_max": 1}
     | {"memory_mb_per_rank": 7, "cpus_per_rank": 5},
 }
 
@@ -68,11 +66,7 @@ def test_a_job_goes_to_the_first_queue_that_takes_its_size():
     assert (nodes["slurm_partition"], nodes["slurm_extra"].split()[:2]) == ("whole", ["--x", "--exclusive"])
     assert (init["slurm_partition"], init["runtime"]) == ("small", 7)
     assert (preflight["slurm_partition"], preflight["qos"], preflight["runtime"]) == ("debug", "debug", 30)
-    assert (preflight["mem_mb"], preflight["cpus_per_task"], preflight["jobs_of_debug_debug"]) == (28, 5, 1)
-    requests = JobRequests(SimpleNamespace(site=with_queues(jobs_max=5), requested={}))
-    assert requests.limits(100) == {"jobs_of_debug_debug": 2, "_nodes": 5}
-    assert requests.limits(3)["_nodes"] == 3
-    assert requests.limits(None) == {}, "of a call that submits nothing"
+    assert (preflight["mem_mb"], preflight["cpus_per_task"]) == (28, 5)
     with pytest.raises(UserError, match=r"train requests 3 x 4 GPUs.*small: 1 node, 2 GPUs per node; whole: 8 GPUs in"):
         slurm.resources(site, "train", 3, 4)
 

@@ -231,8 +231,6 @@ def resources(
         requested |= {"gres": f"gpu:{of_a_node}", "tasks_per_gpu": 0}
     elif gpus:  # the plugin refuses a type with a dash, and two resources; Slurm's other option requests the same
         flags.append(f"--gpus-per-node={of_a_node}")
-    if queue.jobs_max:
-        requested[limit_of(queue)] = 1
     named = {
         "slurm_partition": queue.partition,
         "slurm_account": slurm.account,
@@ -242,17 +240,6 @@ def resources(
         "slurm_extra": " ".join(flags) or None,
     }
     return requested | {key: value for key, value in named.items() if value is not None}
-
-
-def limit_of(queue: Queue) -> str:
-    """Return the name of Snakemake's resource of which each job of a queue has one, where it takes few at a time."""
-    return "jobs_of_" + re.sub(r"\W", "_", "_".join(filter(None, [queue.partition, queue.qos, queue.constraint])))
-
-
-def limits(slurm: Slurm) -> dict[str, int]:
-    """Return the most jobs at a time of the queues that have such a limit, by that name."""
-    every = map(slurm.filled, slurm.queues.values())
-    return {limit_of(queue): queue.jobs_max for queue in every if queue.jobs_max}
 
 
 def use_cluster(slurm: Slurm) -> None:

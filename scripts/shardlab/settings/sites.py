@@ -58,9 +58,6 @@ class Queue(Strict):
     cpus_per_rank: PositiveInt | None = Field(
         None, description="CPU cores per rank, where this queue's nodes have fewer than the site's key says."
     )
-    jobs_max: PositiveInt | None = Field(
-        None, description="Most jobs that a call submits to this queue at a time (null: the call's --jobs)."
-    )
     nodes_max: PositiveInt | None = Field(None, description="Maximum nodes of a job (null: no limit).")
     gpus_per_node_max: PositiveInt | None = Field(None, description="Maximum GPUs of a job on a node (null: no limit).")
     gpus_max: PositiveInt | None = Field(None, description="Maximum GPUs of a job (null: no limit).")
@@ -130,9 +127,6 @@ class Slurm(Strict):
     clusters: str | None = Field(None, description="Cluster, where one Slurm manages several (null: this one).")
     flags: list[str] = Field(default=[], description="Additional sbatch flags, such as --exclusive.")
     billing: Billing = Field(default=Billing(), description="What the site charges for a job.")
-    jobs_max: PositiveInt | None = Field(
-        None, description="Most jobs that a call submits at a time (null: the call's --jobs, 100 in the profile)."
-    )
     queues: dict[str, Queue] = Field(
         default={}, description="Queues by name, where jobs of different sizes or stages go different ways."
     )
