@@ -236,16 +236,9 @@ def resources(
         "slurm_account": slurm.account,
         "qos": queue.qos,
         "constraint": queue.constraint,
-        "clusters": slurm.clusters,
         "slurm_extra": " ".join(flags) or None,
     }
     return requested | {key: value for key, value in named.items() if value is not None}
-
-
-def use_cluster(slurm: Slurm) -> None:
-    """Make Slurm's client commands, here and in child processes, ask the cluster that jobs go to."""
-    if slurm.clusters:
-        os.environ["SLURM_CLUSTERS"] = slurm.clusters
 
 
 def fitted(site: SiteRuntime, devices_per_node: int) -> SiteRuntime:

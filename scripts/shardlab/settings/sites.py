@@ -124,7 +124,6 @@ class Slurm(Strict):
         description="A further generic resource of each node, such as nvme:1 (null: none). GPUs are those of `gpus`, "
         "beside it always with --gpus-per-node.",
     )
-    clusters: str | None = Field(None, description="Cluster, where one Slurm manages several (null: this one).")
     flags: list[str] = Field(default=[], description="Additional sbatch flags, such as --exclusive.")
     billing: Billing = Field(default=Billing(), description="What the site charges for a job.")
     queues: dict[str, Queue] = Field(

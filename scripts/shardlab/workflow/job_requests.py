@@ -23,7 +23,6 @@ class JobRequests:
         self.call = call
         if call.site.slurm is None:
             return
-        slurm.use_cluster(call.site.slurm)
         for run in call.requested.values():
             try:
                 slurm.queue_for(call.site.slurm, "train", *stages.scope("train", run).size(run))
