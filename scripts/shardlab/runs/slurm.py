@@ -224,12 +224,10 @@ def resources(
     flags = [*queue.flags, "--open-mode=append", "--requeue" if slurm.requeue else "--no-requeue"]
     gpus = None if stage in slurm.stages and slurm.stages[stage].gpus == "none" else slurm.gpus
     of_a_node = ":".join([*filter(None, [slurm.gpu_type]), str(devices_per_node)])
-    if slurm.gres:
-        requested["gres"] = slurm.gres
-    if gpus == "gres" and "-" not in (slurm.gpu_type or "") and not slurm.gres:
+    if gpus == "gres" and "-" not in (slurm.gpu_type or ""):
         # tasks_per_gpu: without it the plugin requests tasks times GPUs.
         requested |= {"gres": f"gpu:{of_a_node}", "tasks_per_gpu": 0}
-    elif gpus:  # the plugin refuses a type with a dash, and two resources; Slurm's other option requests the same
+    elif gpus:  # the plugin refuses a type with a dash; Slurm's other option requests the same
         flags.append(f"--gpus-per-node={of_a_node}")
     named = {
         "slurm_partition": queue.partition,

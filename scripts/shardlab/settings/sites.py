@@ -118,12 +118,6 @@ class Slurm(Strict):
         description="Requeue a job under its id if it was asked to, was preempted or lost its node (false: "
         "if the site forbids it; Snakemake then submits it again).",
     )
-    gres: str | None = Field(
-        None,
-        pattern=r"^\w+(:[\w.]+)?(:\d+[TGM]?)?$",
-        description="A further generic resource of each node, such as nvme:1 (null: none). GPUs are those of `gpus`, "
-        "beside it always with --gpus-per-node.",
-    )
     flags: list[str] = Field(default=[], description="Additional sbatch flags, such as --exclusive.")
     billing: Billing = Field(default=Billing(), description="What the site charges for a job.")
     queues: dict[str, Queue] = Field(
