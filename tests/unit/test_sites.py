@@ -79,12 +79,6 @@ def test_every_site_s_lines_can_be_printed(capsys, monkeypatch):
         assert "## 1 x 1 (nodes x ranks per node)\n# " in capsys.readouterr().out
 
 
-def test_a_plan_need_not_request_a_gpu():
-    _, site = loaded(site="engaging", site_settings={"slurm": {"stages": {"plan": {"gpus": "none"}}}})
-    assert slurm.resources(site, "init", 1, 1, 30)["gres"] == "gpu:h200:1"
-    assert "gres" not in slurm.resources(site, "plan", 1, 1, 30)
-
-
 def test_podman_mounts_the_folder_of_a_workflow_and_hands_the_environment_on(monkeypatch):
     """And the project itself; nothing of the environment gets into its containers otherwise."""
     monkeypatch.setattr(container, "PROJECT", Path("/mine"))

@@ -222,12 +222,11 @@ def resources(
     requested |= {"mpi": "srun", "tasks_per_node": tasks, "cpus_per_task": cores}
     # The same for every stage: Snakemake groups jobs only if these agree.
     flags = [*queue.flags, "--open-mode=append", "--requeue" if slurm.requeue else "--no-requeue"]
-    gpus = None if stage in slurm.stages and slurm.stages[stage].gpus == "none" else slurm.gpus
     of_a_node = ":".join([*filter(None, [slurm.gpu_type]), str(devices_per_node)])
-    if gpus == "gres" and "-" not in (slurm.gpu_type or ""):
+    if slurm.gpus == "gres" and "-" not in (slurm.gpu_type or ""):
         # tasks_per_gpu: without it the plugin requests tasks times GPUs.
         requested |= {"gres": f"gpu:{of_a_node}", "tasks_per_gpu": 0}
-    elif gpus:  # the plugin refuses a type with a dash; Slurm's other option requests the same
+    elif slurm.gpus:  # the plugin refuses a type with a dash; Slurm's other option requests the same
         flags.append(f"--gpus-per-node={of_a_node}")
     named = {
         "slurm_partition": queue.partition,

@@ -93,9 +93,6 @@ class SlurmStage(Strict):
 
     queue: list[str] | None = Field(None, min_length=1, description="Queues to try in this order.")
     runtime: PositiveInt | None = Field(None, description="Time limit (minutes).")
-    gpus: Literal["none"] | None = Field(
-        None, description="none, for plan alone: request no GPU, if the partition accepts such jobs."
-    )
 
 
 class Slurm(Strict):
@@ -131,13 +128,6 @@ class Slurm(Strict):
     stages: dict[Stage, SlurmStage] = Field(
         default={}, description=f"Overrides for the jobs of a stage: {', '.join(get_args(Stage))}."
     )
-
-    @field_validator("stages")
-    @classmethod
-    def _gpus_where_needed(cls, stages: dict[Stage, SlurmStage]) -> dict[Stage, SlurmStage]:
-        if wrong := [name for name, stage in stages.items() if stage.gpus == "none" and name != "plan"]:
-            raise ValueError(f"{wrong[0]}: gpus: only plan can run without a GPU; remove the key")
-        return stages
 
     @model_validator(mode="after")
     def _known_queues(self) -> Self:
