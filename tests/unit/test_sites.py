@@ -48,8 +48,7 @@ def test_settings_of_the_configuration_go_over_the_file_key_by_key():
 QUEUES = {
     "small": {"partition": "small", "nodes_max": 1, "gpus_per_node_max": 2},
     "whole": {"partition": "whole", "flags": ["--exclusive"], "gpus_max": 8},
-    "debug": {"partition": "debug", "qos": "debug", "runtime_max": 30, "nodes_max": 1}
-    | {"memory_mb_per_rank": 7, "cpus_per_rank": 5},
+    "debug": {"partition": "debug", "qos": "debug", "runtime_max": 30, "nodes_max": 1},
 }
 
 
@@ -66,7 +65,6 @@ def test_a_job_goes_to_the_first_queue_that_takes_its_size():
     assert (nodes["slurm_partition"], nodes["slurm_extra"].split()[:2]) == ("whole", ["--x", "--exclusive"])
     assert (init["slurm_partition"], init["runtime"]) == ("small", 7)
     assert (preflight["slurm_partition"], preflight["qos"], preflight["runtime"]) == ("debug", "debug", 30)
-    assert (preflight["mem_mb"], preflight["cpus_per_task"]) == (28, 5)
     with pytest.raises(UserError, match=r"train requests 3 x 4 GPUs.*small: 1 node, 2 GPUs per node; whole: 8 GPUs in"):
         slurm.resources(site, "train", 3, 4)
 

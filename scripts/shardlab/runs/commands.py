@@ -5,7 +5,7 @@ import sys
 from typing import NamedTuple
 
 from shardlab.files import COMMAND
-from shardlab.runs import container, forks, launchers, slurm
+from shardlab.runs import container, forks, launchers
 from shardlab.runs.signals import STOP
 from shardlab.runs.stages import Scope
 from shardlab.settings.sites import SiteRuntime
@@ -43,7 +43,7 @@ def lines(run: Ranks, program: list[str], image: str | None, scope: Scope) -> st
     They work on a job's first node, or on this machine for a site without a launcher, and can be run by hand.
     """
     nodes, per_node = scope.size(run)
-    site = slurm.fitted(run.site, per_node)
+    site = run.site
     python = site.container.python if site.container and image else sys.executable
     inside = container.exec_words(site.container, image) if site.container and image else []
     options = container.srun_words(site.container, image) if site.container and image else []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError
-from shardlab.settings.sites import Queue, Site, SiteRuntime, Slurm, Stage
+from shardlab.settings.sites import Queue, Site, Slurm, Stage
 
 LIVE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING")
 """States of a job that has not ended."""
@@ -209,16 +209,15 @@ def resources(
         return {}
     slurm = site.slurm
     queue = queue_for(slurm, stage, nodes, devices_per_node)
-    memory = devices_per_node * (queue.memory_mb_per_rank or slurm.memory_mb_per_rank)
     requested: dict[str, Any] = {
         "devices": nodes * devices_per_node,
         "nodes": nodes,
-        "mem_mb": memory,
+        "mem_mb": devices_per_node * slurm.memory_mb_per_rank,
         "runtime": slurm.minutes(stage, queue, runtime),
     }
     # The plugin requires at least two tasks per node; `shardlab launch` starts one step task on each in any case.
     tasks = max(2, devices_per_node)
-    cores = -(-devices_per_node * (queue.cpus_per_rank or site.cpus_per_rank) // tasks)
+    cores = -(-devices_per_node * site.cpus_per_rank // tasks)
     requested |= {"mpi": "srun", "tasks_per_node": tasks, "cpus_per_task": cores}
     # The same for every stage: Snakemake groups jobs only if these agree.
     flags = [*queue.flags, "--open-mode=append", "--requeue" if slurm.requeue else "--no-requeue"]
@@ -236,15 +235,6 @@ def resources(
         "slurm_extra": " ".join(flags) or None,
     }
     return requested | {key: value for key, value in named.items() if value is not None}
-
-
-def fitted(site: SiteRuntime, devices_per_node: int) -> SiteRuntime:
-    """Return a site's settings with no more cores per rank than this job has on its node: a queue may give fewer."""
-    cores = int(os.environ.get("SLURM_CPUS_ON_NODE", 0)) // devices_per_node
-    if not 0 < cores < site.cpus_per_rank:
-        return site
-    threads = site.omp_threads and max(1, site.omp_threads * cores // site.cpus_per_rank)
-    return site.model_copy(update={"cpus_per_rank": cores, "omp_threads": threads})
 
 
 def packed_step(devices_per_node: int, *, meet: bool) -> list[str]:

@@ -54,10 +54,6 @@ class Queue(Strict):
     constraint: str | None = Field(None, description="Required node features.")
     flags: list[str] = Field(default=[], description="sbatch flags in addition to those of `slurm`.")
     billing: Billing | None = Field(None, description="What the site charges for a job of this queue.")
-    memory_mb_per_rank: PositiveInt | None = Field(None, description="Memory per rank on a node (MiB).")
-    cpus_per_rank: PositiveInt | None = Field(
-        None, description="CPU cores per rank, where this queue's nodes have fewer than the site's key says."
-    )
     nodes_max: PositiveInt | None = Field(None, description="Maximum nodes of a job (null: no limit).")
     gpus_per_node_max: PositiveInt | None = Field(None, description="Maximum GPUs of a job on a node (null: no limit).")
     gpus_max: PositiveInt | None = Field(None, description="Maximum GPUs of a job (null: no limit).")
