@@ -3,7 +3,6 @@
 torchrun starts the ranks of a node from there (`shardlab fork_torchrun`).
 """
 
-import os
 import shlex
 import signal
 
@@ -37,12 +36,10 @@ def lines(site: SiteRuntime, on_node: list[str], nodes: int, per_node: int, opti
     """
     if site.srun is None:
         return on_node
-    # The steps of a packed job meet at ports of their own.
-    number = "(SLURM_JOB_ID + $$)" if slurm.PACKED in os.environ else "SLURM_JOB_ID"
-    address, port = _address(site.srun), f"$(({site.srun.port_first} + {number} % {site.srun.ports}))"
+    address, port = _address(site.srun), f"$(({site.srun.port_first} + SLURM_JOB_ID % {site.srun.ports}))"
     found = [f'export {RENDEZVOUS}="{address}:{port}"'] if nodes > 1 else []
     # Nothing is inherited from the job: each number is given explicitly.
-    step = ["srun", *slurm.packed_step(per_node, meet=nodes > 1)]
+    step = ["srun", *slurm.packed_step(per_node)]
     step += [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     step += [f"--cpus-per-task={per_node * site.cpus_per_rank}", "--kill-on-bad-exit=1", "--export=ALL"]
     return [*found, f"exec {shlex.join([*step, *site.srun.flags, *options, 'bash', '-c', chr(10).join(on_node)])}"]

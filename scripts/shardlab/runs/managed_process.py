@@ -16,9 +16,6 @@ from shardlab.runs import commands, forks, launchers, signals, slurm
 from shardlab.runs.commands import Command
 from shardlab.settings.types import Ranks
 
-WAIT = 5.0
-"""Seconds between two attempts to start a step of a packed job."""
-
 
 class Child:
     """Starts a command, forwards requests to stop to it, and reports how it ended."""
@@ -55,10 +52,6 @@ class Child:
             if self.request:
                 threading.Thread(target=self._watch_time_limit, daemon=True).start()
             status = self.child.wait()
-            while status and log and not self.stop_signal and slurm.has_to_wait(log):
-                time.sleep(WAIT)
-                self.child = self._started(command.lines, file)
-                status = self.child.wait()
             self.ended = True
             self.forget()
         if log is None and self.stop_signal:

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError
@@ -19,12 +18,8 @@ PAUSES = (0, 2, 5, 10, 20)
 """Seconds to wait before the first query of Slurm's controller, and after each unanswered one."""
 PATIENCE = 60.0
 """Seconds to wait for a client command: without its daemon, sacct waits for ever, and others for minutes."""
-
-
 PACKED = "SHARDLAB_PACKED"
-"""Environment variable in a job whose nodes several runs share (`shardlab pack`)."""
-REFUSED = "srun: error: Unable to create step"
-"""How srun's last line begins then."""
+"""Environment variable in a job whose node several runs share (`shardlab pack`)."""
 DRIVER = "SHARDLAB_DRIVER_JOB"
 """Environment variable with the Slurm job that a call of Snakemake runs in: the Slurm plugin removes Slurm's own."""
 TIME_LIMIT = "time limit"
@@ -237,28 +232,10 @@ def resources(
     return requested | {key: value for key, value in named.items() if value is not None}
 
 
-def packed_step(devices_per_node: int, *, meet: bool) -> list[str]:
-    """Return srun's further options for a step that shares its job with others; empty for one that has it alone.
-
-    ``meet``: its tasks meet at an address of the node where this process is, which is then one of theirs.
-    """
+def packed_step(devices_per_node: int) -> list[str]:
+    """Return srun's further options for a step that shares its node with others; empty for one that has it alone."""
     if PACKED not in os.environ:
         return []
     # Memory is the job's: a step waits for GPUs and cores that others still have, but where memory is short it fails.
-    words = ["--exact", "--mem=0"]
-    if "SLURM_GPUS_ON_NODE" in os.environ:
-        words.append(f"--gpus-per-node={devices_per_node}")
-    return [*words, "--relative=0"] if meet else words
-
-
-def has_to_wait(log: Path) -> bool:
-    """Return whether srun could not create a step of a packed job, and other steps still have what it needs.
-
-    For one node srun waits by itself; for several, Slurm 22.05 refuses the step at once (seen; as of which release it
-    waits is not documented).
-    """
-    last = log.read_text(errors="replace").rstrip().rpartition("\n")[2]
-    if PACKED not in os.environ or not last.startswith(REFUSED):
-        return False
-    steps = answer_or_none(["squeue", "--noheader", "--steps", f"--jobs={job_id()}", "--format=%i"])
-    return any(step.rpartition(".")[2].isdecimal() for step in (steps or "").split())
+    gpus = [f"--gpus-per-node={devices_per_node}"] if "SLURM_GPUS_ON_NODE" in os.environ else []
+    return ["--exact", "--mem=0", *gpus]
