@@ -85,9 +85,8 @@ def test_nodes_have_no_network_and_the_hub_path_works(learner):
 
 def test_preflight_says_that_the_site_is_ready(learner):
     seen = learner.snakemake("preflight", config=TWO).stdout
-    assert "time: a training on batch requests 20 min of at most 120; 120 s before the end it saves" in seen
-    assert "preemption: a job on batch may be preempted (REQUEUE); it is warned 10 s before, and saves; then it" in seen
-    assert re.search(r"start: .* \(2 x 2 GPUs\), the largest job for batch, would start at 20", seen)
+    assert re.search(r"start: .* \(2 x 2 GPUs\): .* to start at 20.* in partition batch", seen)
+    assert "limits of batch: GraceTime=10, MaxTime=02:00:00, PreemptMode=REQUEUE, " in seen
     assert "folder: " in seen
     assert "node n1: Python 3.11" in seen
     assert "node n2: Python 3.11" in seen

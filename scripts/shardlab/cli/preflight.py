@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from shardlab.cli import program
 from shardlab.errors import UserError
 from shardlab.files import ROOT, flock, read_json, write_json
-from shardlab.runs import container, gpus, launchers, slurm, slurm_limits, slurm_lines
+from shardlab.runs import container, gpus, launchers, slurm, slurm_lines, slurm_request
 from shardlab.runs.slurm_request import Request, jobs_of
 from shardlab.settings import load, resolve
 from shardlab.settings.config import Config
@@ -89,9 +89,8 @@ def queues(run: Ranks, config: Config) -> tuple[list[str], list[str]]:
         f"driver: this call runs in Slurm job {job} and ends with it; its jobs go on, and the same command follows them"
         for job in filter(None, [os.environ.get(slurm.DRIVER)])
     ]
-    tried = slurm_limits.trial([checks, full, *jobs_of(resolve.matrix(config)[0], site)])
-    limits, wrong = slurm_limits.policy(site, *size, tried.placed.get(full.queue))
-    return said + tried.said + limits, tried.wrong + wrong
+    tried, wrong = slurm_request.trial([checks, full, *jobs_of(resolve.matrix(config)[0], site)])
+    return said + tried, wrong
 
 
 @program

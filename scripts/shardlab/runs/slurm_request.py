@@ -1,6 +1,9 @@
-"""What jobs request of Slurm, and the sbatch command that requests it."""
+"""What jobs request of Slurm, the sbatch command that requests it, and what Slurm says of that."""
 
+import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -13,6 +16,10 @@ from shardlab.settings.types import Run
 PER_NODE = "--gpus-per-node="
 OF_A_CALL: tuple[Stage, ...] = ("train", "evaluate", "init", "noise_floor")
 """Stages whose jobs have the size of a run."""
+STARTS = re.compile(r" to start at \S+ using .* in partition (\S+)")
+"""What sbatch --test-only says of a job that Slurm takes."""
+LIMITS = re.compile(r"\b((?:MaxTime|PreemptMode|GraceTime)=\S+)|^((?:JobRequeue|KillWait|PreemptType)\s*= .*\S)", re.M)
+"""What scontrol says of a partition, and of Slurm, that matters to a training: docs/cluster.md has what it means."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,37 @@ def sbatch(resources: Mapping[str, Any], name: str = "shardlab", log: str = "/de
     }
     fixed = {"run_uuid": name, "slurm_logfile": log, "comment_str": "shardlab", "workdir": None}
     return shlex.split(f"{get_submit_command(job, fixed | named)} {set_gres_string(job)}")
+
+
+def trial(requests: Iterable[Request]) -> tuple[list[str], list[str]]:
+    """Ask Slurm about the job with the most GPUs, or nodes, of each partition and QOS.
+
+    Returns:
+        When each would start, and the limits of the partitions that they go to; what Slurm refuses: in its own words.
+    """
+    said, wrong, partitions = list[str](), list[str](), set[str]()
+    largest = {each.queue: each for each in sorted(requests, key=lambda each: (each.gpus, each.nodes))}
+    for request in largest.values() if shutil.which("sbatch") else ():
+        words = sbatch(request.resources)
+        try:
+            done = slurm.client([*words, "--test-only", "--wrap=true"])
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return [*said, f"start: unknown, because sbatch does not answer ({error})"], wrong
+        text = " ".join((done.stdout + done.stderr).split())
+        if found := STARTS.search(text):
+            said.append(f"start: {request}: {text}")
+            partitions.add(found[1])
+        else:
+            wrong.append(
+                f"Slurm refuses {request}: {text.rstrip('.')}; the keys that say what is requested are nodes, "
+                "ranks_per_node and cpus_per_rank, and in `slurm` of the site's file account, queues, partition, qos, "
+                f"constraint, gpus, gpu_type, memory_mb_per_rank and runtime. It was asked: {shlex.join(words)}"
+            )
+    for name in sorted(partitions):
+        shown = [slurm.answer_or_none(["scontrol", "show", *what]) or "" for what in (("partition", name), ("config",))]
+        found = ["".join(match) for match in LIMITS.findall("\n".join(shown))]
+        said.append(f"limits of {name}: {', '.join(' '.join(each.split()) for each in found) or 'unknown'}")
+    return said, wrong
 
 
 class _Job:
