@@ -185,10 +185,10 @@ def visible(needed: int) -> tuple[list[str], list[str]]:
     count = torch.accelerator.device_count()
     wrong = [gpus.other_torch(torch.__version__, rocm=version.hip is not None), gpus.old_driver(listed, version.cuda)]
     if count < needed and wrong[1] is None:
-        cause = gpus.why_missing(count, version.cuda, version.hip)
+        cause = gpus.why_missing(version.cuda, version.hip)
         wrong.append(f"PyTorch sees {count} GPUs and the run needs {needed}: {cause}")
     names = [device.name(device.accelerator(number)) for number in range(count)]
-    return names, [*filter(None, wrong), *gpus.busy(listed)]
+    return names, [*filter(None, wrong)]
 
 
 def storage(folder: Path, space: int = SPACE) -> list[str]:

@@ -22,6 +22,8 @@ from shardlab.runs import gpus
 
 T = TypeVar("T")
 PCI = Path("/sys/bus/pci/devices")
+BUSY = 2 * 2**30
+"""Bytes in use above which an idle GPU counts as used by another process: a CUDA context takes about 0.5 GiB."""
 
 
 def device_for_rank(site_device: str) -> torch.device:
@@ -59,7 +61,7 @@ def accelerator(number: int) -> torch.device:
 
 
 def _seen(count: int) -> str:
-    return f"PyTorch sees {count}: {gpus.why_missing(count, torch.version.cuda, torch.version.hip)}."
+    return f"PyTorch sees {count}: {gpus.why_missing(torch.version.cuda, torch.version.hip)}."
 
 
 def use(device: torch.device) -> None:
@@ -94,7 +96,7 @@ def warn_if_shared(device: torch.device) -> None:
     if (total := memory(device)) is None:
         return
     used = total - torch.accelerator.get_memory_info(device)[0]
-    if used > gpus.BUSY_MIB * 2**20:
+    if used > BUSY:
         print(
             f"warning: {device} on {os.uname().nodename} has {used / 2**30:.1f} GiB in use by another process, so this "
             "run may run out of memory and its timings are unreliable; request GPUs for exclusive use",
