@@ -134,8 +134,6 @@ def one_node(run: Ranks) -> Findings:
     problems = [
         f"{name}: {problem}" for problem in storage(ROOT / "results") + storage(Path(tempfile.gettempdir()), 2**26)
     ]
-    said, wrong = unpacking(container.unpacked())
-    problems += [f"{name}: {problem}" for problem in wrong]
     versions: dict[str, str] = {}
     for package in PACKAGES:
         try:
@@ -150,7 +148,6 @@ def one_node(run: Ranks) -> Findings:
         problems += [f"{name}: {problem}" for problem in wrong]
     return {
         "host": name,
-        "said": said,
         "python": platform.python_version(),
         "versions": versions,
         "gpus": gpu_names,
@@ -159,20 +156,6 @@ def one_node(run: Ranks) -> Findings:
         "cores": len(os.sched_getaffinity(0)),
         "problems": problems,
     }
-
-
-def unpacking(image: Path | None) -> tuple[list[str], list[str]]:
-    """Return what it means that each job unpacks the image into a folder (None: it does not), and what is wrong."""
-    if image is None or not image.exists():
-        return [], []
-    place, size = image.parents[1], sum(path.lstat().st_size for path in image.rglob("*"))
-    free = shutil.disk_usage(place).free
-    sentence = (
-        f"each job unpacks the image into {place} ({size / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are free), because "
-        "squashfuse is missing or may not mount"
-    )
-    remedy = "install squashfuse, or set APPTAINER_TMPDIR (SINGULARITY_TMPDIR) to a larger disk of the node"
-    return ([], [f"{sentence}; {remedy}"]) if free < size else ([sentence], [])
 
 
 def visible(needed: int) -> tuple[list[str], list[str]]:
@@ -279,7 +262,6 @@ def preflight_show(settings: Path, reports: Annotated[Sequence[Path], "reports t
                 f"(Slurm gave {node['slurm_gpus'] or 0}{driver})"
             )
             print("  " + ", ".join(f"{name} {version}" for name, version in node["versions"].items()))
-            print("".join(f"  {sentence}\n" for sentence in node["said"]), end="")
         if found["where"] == "ranks":
             print(f"ranks on {', '.join(found['hosts'])}: all collectives are correct")
             if found["memory"]:

@@ -1,7 +1,6 @@
 """How a command runs inside the image: by a command before it, or by options of srun; the site's words, filled in."""
 
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -51,12 +50,6 @@ def missing(container: ContainerExec) -> str | None:
         "module before snakemake, set container.command in the site's file to its path, or set config key container to "
         "off"
     )
-
-
-def unpacked() -> Path | None:
-    """Return, inside an image that each job unpacks instead of mounting it, the folder with its files; else None."""
-    place = Path(os.environ.get("APPTAINER_CONTAINER") or os.environ.get("SINGULARITY_CONTAINER") or "")
-    return place if re.fullmatch(r"rootfs-\d+", place.parent.name) else None
 
 
 def require(container: ContainerExec) -> None:
