@@ -12,7 +12,7 @@ from shardlab.errors import UserError
 from shardlab.files import COMMAND, ROOT, lock
 from shardlab.runs import commands, container, launchers, script_place, signals, slurm
 from shardlab.runs.attempts import AttemptLog, requested
-from shardlab.runs.images import other_architecture, read_image
+from shardlab.runs.images import read_image
 from shardlab.runs.managed_process import Child
 from shardlab.runs.stages import STAGES, Scope, scope
 from shardlab.settings.types import Ranks, Run, read_ranks, read_run
@@ -155,7 +155,7 @@ def image_of(run: Ranks, report: Path | None, *, dry_run: bool) -> str | None:
     """Return the image to run in, or None for a site without one; in a dry run it may not exist yet.
 
     Raises:
-        UserError: the site uses an image and none is given, or it is missing or not for this node.
+        UserError: the site uses an image and none is given, or it is missing.
     """
     if run.site.container is None:
         return None
@@ -163,10 +163,7 @@ def image_of(run: Ranks, report: Path | None, *, dry_run: bool) -> str | None:
         return "IMAGE"
     if report is None:
         raise UserError(f"site {run.site_name} runs in an image; name its report with --image.")
-    image = read_image(report)
-    if not dry_run and (reason := other_architecture(image)):
-        raise UserError(f"{reason}.")
-    return image.path
+    return read_image(report).path
 
 
 def check_place(run: Ranks, image: str | None) -> None:
