@@ -9,7 +9,7 @@ import pytest
 
 from shardlab.cli import preflight
 from shardlab.errors import UserError
-from shardlab.runs import commands, container, slurm, slurm_lines
+from shardlab.runs import commands, slurm, slurm_lines
 from shardlab.settings import load, resolve
 
 APPROVED = Path(__file__).with_name("sbatch_and_srun.txt")
@@ -24,7 +24,7 @@ def loaded(**values):
 def lines():
     """What the jobs of each stage request and start, on one GPU, and on two nodes; names instead of paths."""
     config, site = loaded(site="test")
-    project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
+    project = mock.patch.multiple(commands, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
     of_lines = mock.patch.object(slurm_lines, "COMMAND", Path("PROJECT/scripts/shardlab"))
     command = mock.patch.object(commands, "COMMAND", Path("PROJECT/scripts/shardlab"))
     with project, command, of_lines, mock.patch.object(sys, "executable", "python"):
@@ -79,10 +79,10 @@ def test_every_site_s_lines_can_be_printed(capsys, monkeypatch):
 
 def test_podman_mounts_the_folder_of_a_workflow_and_hands_the_environment_on(monkeypatch):
     """And the project itself; nothing of the environment gets into its containers otherwise."""
-    monkeypatch.setattr(container, "PROJECT", Path("/mine"))
-    monkeypatch.setattr(container, "ROOT", Path("/project"))
+    monkeypatch.setattr(commands, "PROJECT", Path("/mine"))
+    monkeypatch.setattr(commands, "ROOT", Path("/project"))
     _, site = loaded(site="perlmutter", site_settings={"container": {"binds": ["/data", "/a:/b:ro"]}})
-    words = container.exec_words(site.container, "IMAGE")
+    words, _ = commands.image_words(site.container, "IMAGE")
     volumes = [word.removeprefix("--volume=") for word in words if word.startswith("--volume=")]
     assert volumes == ["/mine:/mine", "/project:/project", "/data:/data", "/a:/b:ro"]
     assert "--env-host" in words[: words.index("IMAGE")]
@@ -95,7 +95,7 @@ def test_srun_gets_the_image_and_a_node_s_lines_run_inside_it():
     option = " --environment=/PATH/shardlab.toml bash -c "
     assert all((option in line) == line.startswith("exec srun ") for line in text.splitlines() if "/PATH/" in line)
     inside = text.partition(f"{option}'")[2]
-    assert inside.startswith(f"cd {container.PROJECT}\n")
+    assert inside.startswith(f"cd {commands.PROJECT}\n")
     assert inside.partition("\nexec ")[0].endswith("\nexport GLOO_SOCKET_IFNAME=hsn0")
 
 

@@ -19,8 +19,7 @@ from typing import Annotated
 from shardlab.cli import program
 from shardlab.errors import UserError
 from shardlab.files import ROOT, sha256, write_json
-from shardlab.runs import debian
-from shardlab.runs.container import require
+from shardlab.runs import commands, debian
 from shardlab.runs.images import ImageReport
 from shardlab.settings import torch_releases
 from shardlab.settings.sites import Container
@@ -44,7 +43,8 @@ def main(
     clear: Annotated[Sequence[str], "environment variables to remove before the build"] = (),
 ) -> None:
     """Build or inspect the image, then write the report."""
-    require(container)
+    if reason := commands.missing(container):
+        raise UserError(f"{reason}.")
     for name in clear:
         os.environ.pop(name, None)
     if container.image and container.image_is == "name":

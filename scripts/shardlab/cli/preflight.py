@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from shardlab.cli import program
 from shardlab.errors import UserError
 from shardlab.files import ROOT, flock, read_json, write_json
-from shardlab.runs import container, gpus, launchers, slurm, slurm_lines, slurm_request
+from shardlab.runs import commands, gpus, slurm, slurm_lines, slurm_request
 from shardlab.runs.slurm_request import Request, jobs_of
 from shardlab.settings import load, resolve
 from shardlab.settings.config import Config
@@ -71,7 +71,7 @@ def preflight_login(settings: Path, config: Config, output: Path) -> int:
     for name in ("sbatch", "squeue", "srun") if run.site.srun else ():
         if shutil.which(name) is None:
             problems.append(f"{name} was not found on {socket.gethostname()}; load its module, then try again")
-    if run.site.container and (reason := container.missing(run.site.container)):
+    if run.site.container and (reason := commands.missing(run.site.container)):
         problems.append(reason)
     about_slurm, wrong = queues(run, config)
     return report({"where": "login node", "said": said + about_slurm, "problems": problems + wrong}, output)
@@ -105,7 +105,7 @@ def nodes(run: Ranks) -> Findings | None:
     found = one_node(run)
     if run.nodes == 1:
         return {"where": "nodes", "nodes": [found], "problems": found["problems"]}
-    host, _, port = os.environ[launchers.RENDEZVOUS].rpartition(":")
+    host, _, port = os.environ[commands.RENDEZVOUS].rpartition(":")
     try:
         socket.getaddrinfo(host, port)
     except socket.gaierror:

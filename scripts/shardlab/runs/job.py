@@ -10,7 +10,7 @@ from pathlib import Path
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import COMMAND, ROOT, lock
-from shardlab.runs import commands, container, launchers, script_place, signals, slurm
+from shardlab.runs import commands, script_place, signals, slurm
 from shardlab.runs.attempts import AttemptLog, requested
 from shardlab.runs.images import read_image
 from shardlab.runs.managed_process import Child
@@ -170,11 +170,15 @@ def check_place(run: Ranks, image: str | None) -> None:
     """Check that this machine can start what the site starts.
 
     Raises:
-        UserError: the launcher cannot start programs here, or a program is not on the PATH.
+        UserError: srun cannot start programs here, or the program that starts images is not on the PATH.
     """
-    launchers.require(run.site, run.site_name)
-    if run.site.container and image:
-        container.require(run.site.container)
+    if run.site.srun and slurm.job_id() is None:
+        raise UserError(
+            f"site {run.site_name} starts ranks with srun, inside a Slurm job, and this is not one; "
+            "run snakemake with --profile slurm, or choose site local."
+        )
+    if run.site.container and image and (reason := commands.missing(run.site.container)):
+        raise UserError(f"{reason}.")
 
 
 def commit() -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from shardlab.errors import UserError
-from shardlab.runs import commands, forks, launchers, signals, slurm
+from shardlab.runs import commands, forks, signals, slurm
 from shardlab.runs.commands import Command
 from shardlab.settings.types import Ranks
 
@@ -24,7 +24,9 @@ class Child:
         """``descriptor`` is an open lock that lives as long as the command, ``folder`` that of a training."""
         self.site, self.what, self.descriptor = run.site, what, descriptor
         self.request = folder / signals.REQUEST if folder else None
-        self.signal, self.kill_signal = launchers.signals(run.site)
+        self.signal, self.kill_signal = signal.SIGTERM, signal.SIGKILL
+        if run.site.srun:  # it kills its tasks on SIGTERM, and forwards SIGUSR1 to them
+            self.signal, self.kill_signal = signal.SIGUSR1, signal.SIGTERM
         self.ranks_end_together = run.needs_torchrun
         """True if torchrun kills ranks that do not end ``stop_seconds`` after the signal."""
         self.stop_signal = ""

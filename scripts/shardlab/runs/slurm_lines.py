@@ -5,7 +5,7 @@ import shlex
 
 from shardlab.errors import UserError
 from shardlab.files import COMMAND
-from shardlab.runs import commands, launchers, slurm, stages
+from shardlab.runs import commands, slurm, stages
 from shardlab.runs.slurm_request import sbatch
 from shardlab.runs.stages import Scope
 from shardlab.settings import resolve
@@ -82,6 +82,6 @@ def started(run: Ranks, site: Site, scope: Scope) -> tuple[str, str]:
     """Return the variables that a job exports, and the rest of its script."""
     image = (site.container.image or IMAGE) if site.container.enabled else None
     script = commands.lines(run, [str(COMMAND), "STAGE", "--settings=run.json"], image, scope)
-    first = re.search(f"^(exec|export {launchers.RENDEZVOUS}=)", script, re.MULTILINE)
+    first = re.search(f"^(exec|export {commands.RENDEZVOUS}=)", script, re.MULTILINE)
     assert first is not None
     return script[: first.start()], script[first.start() :]

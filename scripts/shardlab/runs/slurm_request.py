@@ -143,8 +143,8 @@ def trial(requests: Iterable[Request]) -> tuple[list[str], list[str]]:
             )
     for name in sorted(partitions):
         shown = [slurm.answer_or_none(["scontrol", "show", *what]) or "" for what in (("partition", name), ("config",))]
-        found = ["".join(match) for match in LIMITS.findall("\n".join(shown))]
-        said.append(f"limits of {name}: {', '.join(' '.join(each.split()) for each in found) or 'unknown'}")
+        limits = [" ".join("".join(match).split()) for match in LIMITS.findall("\n".join(shown))]
+        said.append(f"limits of {name}: {', '.join(limits) or 'unknown'}")
     return said, wrong
 
 

@@ -79,7 +79,7 @@ def bind_to_near_cores(device: torch.device) -> None:
     """
     if device.type != "cuda":
         return
-    gpu = torch.cuda.get_device_properties(device)
+    gpu: Any = torch.cuda.get_device_properties(device)
     listed = PCI / f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0" / "local_cpulist"
     parts = re.findall(r"(\d+)(?:-(\d+))?", listed.read_text()) if listed.exists() else []
     near = {core for first, last in parts for core in range(int(first), int(last or first) + 1)}
