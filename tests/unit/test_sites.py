@@ -9,7 +9,7 @@ import pytest
 
 from shardlab.cli import preflight
 from shardlab.errors import UserError
-from shardlab.runs import commands, slurm, slurm_lines
+from shardlab.runs import commands, slurm, slurm_request
 from shardlab.settings import load, resolve
 
 APPROVED = Path(__file__).with_name("sbatch_and_srun.txt")
@@ -23,12 +23,12 @@ def loaded(**values):
 
 def lines():
     """What the jobs of each stage request and start, on one GPU, and on two nodes; names instead of paths."""
-    config, site = loaded(site="test")
     project = mock.patch.multiple(commands, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
-    of_lines = mock.patch.object(slurm_lines, "COMMAND", Path("PROJECT/scripts/shardlab"))
+    of_lines = mock.patch.object(slurm_request, "COMMAND", Path("PROJECT/scripts/shardlab"))
     command = mock.patch.object(commands, "COMMAND", Path("PROJECT/scripts/shardlab"))
     with project, command, of_lines, mock.patch.object(sys, "executable", "python"):
-        return slurm_lines.text(config, site, [(1, 1), (2, 4)])
+        sizes = ({"nodes": 1, "ranks_per_node": 1}, {"nodes": 2, "ranks_per_node": 4})
+        return "\n\n".join(slurm_request.lines(*loaded(site="test", **size)) for size in sizes) + "\n"
 
 
 def test_sbatch_and_srun_lines_are_the_approved_ones():
@@ -74,7 +74,7 @@ def test_every_site_s_lines_can_be_printed(capsys, monkeypatch):
     for name in load.names("sites"):
         monkeypatch.setattr(sys, "argv", ["preflight", "-n", "--config", f"site={name}"])
         assert preflight.main() == 0
-        assert "## 1 x 1 (nodes x ranks per node)\n# " in capsys.readouterr().out
+        assert "# preflight (ranks), train (ranks), collectives (ranks)\n" in capsys.readouterr().out
 
 
 def test_podman_mounts_the_folder_of_a_workflow_and_hands_the_environment_on(monkeypatch):
@@ -90,8 +90,7 @@ def test_podman_mounts_the_folder_of_a_workflow_and_hands_the_environment_on(mon
 
 def test_srun_gets_the_image_and_a_node_s_lines_run_inside_it():
     """There in the project's folder, with the site's variables, not the image's; sbatch does not know the option."""
-    config, site = loaded(site="alps")
-    text = slurm_lines.text(config, site, [(2, 4)])
+    text = slurm_request.lines(*loaded(site="alps", nodes=2, ranks_per_node=4))
     option = " --environment=/PATH/shardlab.toml bash -c "
     assert all((option in line) == line.startswith("exec srun ") for line in text.splitlines() if "/PATH/" in line)
     inside = text.partition(f"{option}'")[2]

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from shardlab.cli import program
 from shardlab.errors import UserError
 from shardlab.files import ROOT, flock, read_json, write_json
-from shardlab.runs import commands, gpus, slurm, slurm_lines, slurm_request
+from shardlab.runs import commands, gpus, slurm, slurm_request
 from shardlab.runs.slurm_request import Request, jobs_of
 from shardlab.settings import load, resolve
 from shardlab.settings.config import Config
@@ -38,16 +38,14 @@ Findings = dict[str, Any]
 
 @program
 def main(
-    config: Config, dry_run: Annotated[bool, "print the sbatch and srun lines of every stage; submit nothing"] = False
+    config: Config,
+    dry_run: Annotated[bool, "print the sbatch line and the script of every stage's job; submit nothing"] = False,
 ) -> int:
     """Print the lines."""
     if not dry_run:
         raise UserError("you want -n, or the target preflight: snakemake --profile slurm -- preflight.")
-    site = load.site(config)
-    text = slurm_lines.text(config, site, slurm_lines.sizes(config, site))
-    print(text)
-    # Of the other sizes, some queue may not take the largest.
-    return int(f"## {slurm_lines.heading(config.nodes, config.ranks_per_node)}\nerror:" in text)
+    print(slurm_request.lines(config, load.site(config)))
+    return 0
 
 
 def report(found: Findings, output: Path) -> int:
