@@ -7,7 +7,6 @@ Besides, it asks nothing of accounting before it submits, and does not wait for 
 3438, issue 109 of the plugin.
 """
 
-import inspect
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Collection
@@ -17,24 +16,6 @@ from typing import Any
 from shardlab.errors import UserError
 
 PLUGIN = "snakemake_executor_plugin_slurm"
-NEEDED = {
-    "__post_init__": ["self", "test_mode"],
-    "run_job": ["self", "job"],
-    "check_active_jobs": ["self", "active_jobs"],
-}
-"""Methods of the plugin's Executor that are wrapped, and their arguments."""
-
-
-def incompatibility(plugin: Any) -> str | None:
-    """Return the remedy if the plugin is not the one that this patch was written for; None if it is."""
-    for name, arguments in NEEDED.items():
-        method = getattr(plugin.Executor, name, None)
-        if method is None or list(inspect.signature(method).parameters) != arguments:
-            return (
-                f"{PLUGIN} has a different {name} than this project knows, so a second call would not find the jobs of "
-                "a first one; install the version in envs/workflow.txt"
-            )
-    return None
 
 
 def install(
@@ -52,9 +33,6 @@ def install(
     """
     plugin = sys.modules.get(PLUGIN)
     if plugin is None or getattr(plugin.Executor, "shardlab", False):
-        return
-    if reason := incompatibility(plugin):
-        print(f"warning: {reason}.", file=sys.stderr)
         return
     executor: Any = plugin.Executor
     executor.shardlab = True
