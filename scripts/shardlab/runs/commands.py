@@ -71,7 +71,7 @@ def lines(run: Ranks, program: list[str], image: str | None, scope: Scope) -> st
     if site.srun is None:
         return "\n".join([*lines, *on_node])
     nodes, per_node = scope.size(run)
-    port = f"$(({site.srun.port_first} + SLURM_JOB_ID % {site.srun.ports}))"
+    port = f"$(({site.srun.port_first} + SLURM_JOB_ID % 10000))"
     lines += [f'export {RENDEZVOUS}="{_address(site.srun)}:{port}"'] * (nodes > 1)
     # Nothing is inherited from the job: each number is given explicitly.
     step = ["srun", *slurm.packed_step(per_node), f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]

@@ -193,16 +193,9 @@ class Srun(Strict):
     interface: Host | None = Field(
         None, description="Network interface whose IPv4 address is the node's address, instead of its name."
     )
-    port_first: int = Field(20000, ge=1024, le=65000, description="First port for the rendezvous.")
-    ports: PositiveInt = Field(10000, description="Number of ports: job N uses port_first + N modulo this.")
-
-    @model_validator(mode="after")
-    def _are_ports(self) -> Self:
-        if self.port_first + self.ports > 65536:
-            raise ValueError(
-                f"port_first {self.port_first} + ports {self.ports} exceeds the last port, 65535; lower one of them"
-            )
-        return self
+    port_first: int = Field(
+        20000, ge=1024, le=55536, description="First of 10,000 ports for the rendezvous: job N uses N modulo these."
+    )
 
 
 OF_IMAGE = ("binds", "image", "mount", "mounts", "project")
