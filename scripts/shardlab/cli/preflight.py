@@ -83,12 +83,7 @@ def queues(run: Ranks, config: Config) -> tuple[list[str], list[str]]:
     size = run.nodes, run.devices_per_node
     checks = Request("preflight", slurm.resources(site, "preflight", *size, 10))
     full = Request("a training", slurm.resources(site, "train", *size))
-    said = [
-        f"driver: this call runs in Slurm job {job} and ends with it; its jobs go on, and the same command follows them"
-        for job in filter(None, [os.environ.get(slurm.DRIVER)])
-    ]
-    tried, wrong = slurm_request.trial([checks, full, *jobs_of(resolve.matrix(config)[0], site)])
-    return said + tried, wrong
+    return slurm_request.trial([checks, full, *jobs_of(resolve.matrix(config)[0], site)])
 
 
 @program

@@ -19,8 +19,6 @@ PATIENCE = 60.0
 """Seconds to wait for a client command: without its daemon, sacct waits for ever, and others for minutes."""
 PACKED = "SHARDLAB_PACKED"
 """Environment variable in a job whose node several runs share (`shardlab pack`)."""
-DRIVER = "SHARDLAB_DRIVER_JOB"
-"""Environment variable with the Slurm job that a call of Snakemake runs in: the Slurm plugin removes Slurm's own."""
 TIME_LIMIT = "time limit"
 """Reason to stop a training whose job is near its time limit."""
 
