@@ -251,11 +251,6 @@ def start_slurmdbd() -> None:
     wait("slurmdbd", lambda: quiet("sacctmgr", "-i", "show", "cluster"))
 
 
-def stop_slurmdbd() -> None:
-    """Take accounting away from a running cluster."""
-    stop_daemon("slurmdbd")
-
-
 def accounts() -> None:
     """One account with the ordinary user in it (root belongs to every Slurm)."""
     for words in (
