@@ -1,4 +1,5 @@
-# Installs what training needs into an image, from wheels alone: what the login node collected is what the nodes run.
+# Installs what training needs into an image, from wheels alone: what the login node collected is what the nodes run;
+# then tests it.
 # containers/train.def (Apptainer) and containers/Containerfile (OCI) run it as root, with the wheels in /wheelhouse.
 #
 # BASE: docker or debootstrap, as container.base
@@ -16,3 +17,9 @@ python3 -m venv /opt/shardlab
 /opt/shardlab/bin/pip install --quiet --no-index --no-cache-dir --disable-pip-version-check \
     --find-links /wheelhouse -r /wheelhouse.txt
 rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/apt/archives/*.deb
+
+/opt/shardlab/bin/python -c "import torch, deepspeed, safetensors, tokenizers"
+g++ --version > /dev/null
+# What NCCL loads, and a provider: the part of libibverbs that knows a kind of network card.
+/opt/shardlab/bin/python -c 'import ctypes; ctypes.CDLL("libibverbs.so.1"); ctypes.CDLL("librdmacm.so.1")'
+ls /usr/lib/*/libibverbs/libmlx5-rdmav*.so > /dev/null

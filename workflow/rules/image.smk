@@ -25,7 +25,7 @@ rule wheelhouse:
 rule image:
     input:
         definition=HERE / "containers/train.def",
-        scripts=[HERE / "containers/install.sh", HERE / "containers/test.sh"],
+        script=HERE / "containers/install.sh",
         lock=HERE / "envs/train.txt",
         wheels="containers/wheelhouse/wheels.json",
     output:
