@@ -65,7 +65,8 @@ def test_a_job_goes_to_the_first_queue_that_takes_its_size():
     assert (nodes["slurm_partition"], nodes["slurm_extra"].split()[:2]) == ("whole", ["--x", "--exclusive"])
     assert (init["slurm_partition"], init["runtime"]) == ("small", 7)
     assert (preflight["slurm_partition"], preflight["qos"], preflight["runtime"]) == ("debug", "debug", 30)
-    with pytest.raises(UserError, match=r"train requests 3 x 4 GPUs.*small: 1 node, 2 GPUs per node; whole: 8 GPUs in"):
+    most = "small: nodes_max 1, gpus_per_node_max 2; whole: gpus_max 8"
+    with pytest.raises(UserError, match=rf"train requests 3 x 4 GPUs.*\({most}\); set nodes"):
         slurm.resources(site, "train", 3, 4)
 
 

@@ -164,7 +164,8 @@ def queue_for(slurm: Slurm, stage: Stage, nodes: int, gpus_per_node: int) -> Que
     """
     if queue := slurm.queue_for(stage, nodes, gpus_per_node):
         return queue
-    most = "; ".join(f"{name}: {slurm.queues[name].limits}" for name in slurm.queue_names(stage))
+    every = {name: slurm.queues[name].limits for name in slurm.queue_names(stage)}
+    most = "; ".join(f"{name}: {', '.join(f'{key} {value}' for key, value in every[name].items())}" for name in every)
     raise UserError(
         f"{stage} requests {nodes} x {gpus_per_node} GPUs (nodes x GPUs per node), and no queue of the site's file "
         f"takes that ({most}); set nodes and ranks_per_node to less, or slurm.queue to other queues."

@@ -65,23 +65,13 @@ class Queue(Strict):
 
     def takes(self, nodes: int, gpus_per_node: int) -> bool:
         """Return whether a job of this size is within the limits."""
-        limits = (
-            (nodes, self.nodes_max),
-            (gpus_per_node, self.gpus_per_node_max),
-            (nodes * gpus_per_node, self.gpus_max),
-        )
-        return all(most is None or wanted <= most for wanted, most in limits)
+        wanted = {"nodes_max": nodes, "gpus_per_node_max": gpus_per_node, "gpus_max": nodes * gpus_per_node}
+        return all(number <= self.limits.get(key, number) for key, number in wanted.items())
 
     @property
-    def limits(self) -> str:
-        """The limits in words."""
-        limits = (
-            (self.nodes_max, "node"),
-            (self.gpus_per_node_max, "GPU per node"),
-            (self.gpus_max, "GPU in all"),
-        )
-        words = [f"{most} {what.replace(' ', 's ', 1) if most > 1 else what}" for most, what in limits if most]
-        return ", ".join(words) or "any size"
+    def limits(self) -> dict[str, int]:
+        """The limits of a job's size that are set."""
+        return {key: most for key in ("nodes_max", "gpus_per_node_max", "gpus_max") if (most := getattr(self, key))}
 
 
 class SlurmStage(Strict):
