@@ -125,7 +125,7 @@ def test_the_patched_executor_follows_a_job_and_submits_nothing_while_slurm_is_s
         get_job_wildcards=lambda job: "fsdp_tp_llama2",
         query_job_status=None,
     )
-    copy.Executor.__post_init__ = lambda self, test_mode=False: setattr(self, "_failed_nodes", set())
+    copy.Executor.__post_init__ = lambda self, test_mode=False: None
     monkeypatch.setitem(sys.modules, snakemake_slurm.PLUGIN, copy)
     slurm_reattach.install(tmp_path)
     executor = copy.Executor()
