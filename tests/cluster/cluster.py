@@ -20,7 +20,6 @@ from processes import HOME, birth, daemon, output, quiet, run, stop, stop_daemon
 
 SLURM = Path("/etc/slurm")
 TEMPLATES = Path(__file__).with_name("etc")
-IMAGE_OPTION = Path(__file__).with_name("image_option.c")
 BRIDGE = "shardlab0"
 NETWORK = "10.77.0"
 LOGIN = f"{NETWORK}.1"
@@ -29,7 +28,6 @@ ACCOUNT = "teaching"
 PACKAGES = [
     *("slurm-wlm", "slurmdbd", "mariadb-server", "munge", "iproute2"),
     *("squashfs-tools", "squashfuse", "fuse-overlayfs", "fuse3", "uidmap", "debootstrap"),
-    *("libslurm-dev", "gcc", "libc6-dev"),
     *("patchelf", "libseccomp2", "libsqlite3-0", "python3-venv", "make"),
 ]
 BROWSER = ["chromium", "chromium-driver"]
@@ -192,8 +190,7 @@ def folders(nodes: int, gpus: int) -> None:
 
 
 def configure(nodes: int, gpus: int, cpus: int) -> None:
-    """Slurm's files, in the place where every client looks for them, its plugin, and the hosts file of the nodes."""
-    run("gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(HOME / "image_option.so"), str(IMAGE_OPTION))
+    """Slurm's files, in the place where every client looks for them, and the hosts file of the nodes."""
     memory = int(Path("/proc/meminfo").read_text().split()[1]) // 1024 * 9 // 10 // nodes
     lines = [f"NodeName={name} NodeAddr={address(name)}" for name in names(nodes)]
     values = {"home": HOME, "host": socket.gethostname(), "address": LOGIN, "cpus": cpus, "gpus": gpus}
@@ -252,11 +249,6 @@ def start_slurmdbd() -> None:
     """Accounting; needs the database."""
     daemon("slurmdbd", "slurmdbd", "-D", MYSQL_UNIX_PORT=f"{HOME}/run/mysql.sock")
     wait("slurmdbd", lambda: quiet("sacctmgr", "-i", "show", "cluster"))
-
-
-def stop_slurmdbd() -> None:
-    """Take accounting away from a running cluster."""
-    stop_daemon("slurmdbd")
 
 
 def accounts() -> None:

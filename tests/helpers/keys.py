@@ -54,7 +54,6 @@ CHANGES = {
         "ranks_per_node_max": 9,
         "cpus_per_rank": 2,
         "omp_threads": 1,
-        "cpu_binding": ["0", "0"],
         "setup_commands": ["true"],
         "environment": {"NCCL_DEBUG": "INFO"},
         "environment_node": {"NODE": "$(hostname)"},
@@ -89,7 +88,6 @@ CHANGES = {
         "config": ("zero1", {"config": "config/deepspeed/zero2.json"}),
         "script": ("example_expert_parallel", {"script": "examples/fsdp.py"}),
         "workloads": ("example_expert_parallel", {"workloads": ["moe", "mlp"]}),
-        "launcher": ("example_expert_parallel", {"launcher": "srun"}),
         "min_ranks": ("fsdp", {"min_ranks": 3}),
     },
     "workload": {

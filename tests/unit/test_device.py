@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -18,6 +19,23 @@ from shardlab.runtime import device, distributed
 from shardlab.runtime.batches import Step
 from shardlab.settings.sites import SiteRuntime
 from shardlab.train.step import PendingStep
+
+
+@pytest.mark.parametrize(("near", "given", "bound"), [("0-1,4", {1, 4, 5}, {1, 4}), ("0-2", {2, 5}, None)])
+def test_a_rank_runs_on_the_cores_of_its_gpu_where_the_job_has_enough_of_them(
+    monkeypatch, tmp_path, near, given, bound
+):
+    (place := tmp_path / "0000:c1:00.0").mkdir()
+    (place / "local_cpulist").write_text(f"{near}\n")
+    gpu = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=0)
+    monkeypatch.setattr(device, "PCI", tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: gpu)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: given)
+    calls = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cores: calls.append(cores))
+    device.bind_to_near_cores(torch.device("cuda", 0))
+    assert ({*map(frozenset, calls)} or None) == (bound and {frozenset(bound)})
 
 
 @pytest.mark.parametrize("scaled", [False, True])

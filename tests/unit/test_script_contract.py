@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from threading import Thread
 from unittest import mock
 
 import pytest
@@ -103,15 +102,15 @@ def supervised(tiny_data, tmp_path):
     """Function that runs a script of these lines as the only rank of a run, to its end."""
     script_place.clear(tmp_path)
 
-    def run_script(text, attempt=1, settings=None, **site):
+    def run_script(text, attempt=1, **site):
         path = tmp_path / "mine.py"
         path.write_text(WRITES + text)
         run = tiny_run("mlp")
         site = run.site.model_copy(update={"stop_seconds": 2} | site)
-        run = run.model_copy(update={"script": str(path), "site": site} | (settings or {}))
+        run = run.model_copy(update={"script": str(path), "site": site})
         recorder = script_rank.Recorder(run, tiny_data / "mlp", tmp_path, attempt)
         options = ["--output", str(tmp_path / script_place.OUTPUT)]
-        return script_rank.supervise(run, options, tmp_path, recorder)
+        return script_rank.supervise(run, 0, options, tmp_path, recorder)
 
     return run_script
 
@@ -165,23 +164,6 @@ time.sleep(5)
     assert (tmp_path / script_place.OUTPUT / "checkpoints").is_dir()
 
 
-def test_a_stopped_rank_of_srun_waits_for_those_that_save(supervised, tmp_path):
-    """srun ends all ranks once one has ended with a status."""
-    ended = []
-
-    def other():
-        time.sleep(1)
-        ended.append("the other one")
-        script_place.wait_for_ranks(tmp_path, 1, 2, 60)
-
-    (rank := Thread(target=other)).start()
-    two = {"script_launcher": "srun", "ranks_per_node": 2}
-    text = "write(0)\nrequest_to_stop()\ntime.sleep(60)"
-    assert supervised(text, settings=two, stop_seconds=30) == signals.STOPPED
-    assert ended == ["the other one"]
-    rank.join()
-
-
 def test_an_attempt_keeps_the_steps_that_it_does_not_take_again(supervised, tmp_path):
     with pytest.raises(UserError):
         supervised("write(0, 1, 2)\nsys.exit(1)")
@@ -208,7 +190,6 @@ OWN = "tests/helpers/own/train.py"
     [
         ({"script": "README.md"}, UserError, r"script README.md is not executable; run: chmod \+x README.md"),
         ({"script": OWN, "engine": "deepspeed"}, UserError, "only this project's own training reads engine"),
-        ({"script": OWN, "launcher": "srun", "tp": -1}, Unsupported, "which site local does not have"),
         ({"script": OWN, "recipe": {"ema_decay": 0.9}}, Unsupported, r"set recipe.ema_decay to null"),
     ],
 )

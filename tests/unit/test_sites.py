@@ -3,21 +3,17 @@
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
 from shardlab.cli import preflight
 from shardlab.errors import UserError
-from shardlab.runs import commands, container, slurm, slurm_lines
+from shardlab.runs import commands, slurm, slurm_request
 from shardlab.settings import load, resolve
-from shardlab.workflow.job_requests import JobRequests
 
 APPROVED = Path(__file__).with_name("sbatch_and_srun.txt")
-"""Lines of the cluster in a box: Slurm and Apptainer. Queues and podman have tests of their own; an image by srun:
-tests/cluster/test_image_option.py.
-"""
+"""Lines of the cluster in a box: Slurm and Apptainer. Queues, podman and an image by srun have tests of their own."""
 
 
 def loaded(**values):
@@ -27,12 +23,12 @@ def loaded(**values):
 
 def lines():
     """What the jobs of each stage request and start, on one GPU, and on two nodes; names instead of paths."""
-    config, site = loaded(site="test")
-    project = mock.patch.multiple(container, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
-    of_lines = mock.patch.object(slurm_lines, "COMMAND", Path("PROJECT/scripts/shardlab"))
+    project = mock.patch.multiple(commands, ROOT=Path("PROJECT"), PROJECT=Path("PROJECT"))
+    of_lines = mock.patch.object(slurm_request, "COMMAND", Path("PROJECT/scripts/shardlab"))
     command = mock.patch.object(commands, "COMMAND", Path("PROJECT/scripts/shardlab"))
     with project, command, of_lines, mock.patch.object(sys, "executable", "python"):
-        return slurm_lines.text(config, site, [(1, 1), (2, 4)])
+        sizes = ({"nodes": 1, "ranks_per_node": 1}, {"nodes": 2, "ranks_per_node": 4})
+        return "\n\n".join(slurm_request.lines(*loaded(site="test", **size)) for size in sizes) + "\n"
 
 
 def test_sbatch_and_srun_lines_are_the_approved_ones():
@@ -52,8 +48,7 @@ def test_settings_of_the_configuration_go_over_the_file_key_by_key():
 QUEUES = {
     "small": {"partition": "small", "nodes_max": 1, "gpus_per_node_max": 2},
     "whole": {"partition": "whole", "flags": ["--exclusive"], "gpus_max": 8},
-    "debug": {"partition": "debug", "qos": "debug", "runtime_max": 30, "nodes_max": 1, "jobs_max": 2}
-    | {"memory_mb_per_rank": 7, "cpus_per_rank": 5},
+    "debug": {"partition": "debug", "qos": "debug", "runtime_max": 30, "nodes_max": 1},
 }
 
 
@@ -70,12 +65,8 @@ def test_a_job_goes_to_the_first_queue_that_takes_its_size():
     assert (nodes["slurm_partition"], nodes["slurm_extra"].split()[:2]) == ("whole", ["--x", "--exclusive"])
     assert (init["slurm_partition"], init["runtime"]) == ("small", 7)
     assert (preflight["slurm_partition"], preflight["qos"], preflight["runtime"]) == ("debug", "debug", 30)
-    assert (preflight["mem_mb"], preflight["cpus_per_task"], preflight["jobs_of_debug_debug"]) == (28, 5, 1)
-    requests = JobRequests(SimpleNamespace(site=with_queues(jobs_max=5), requested={}))
-    assert requests.limits(100) == {"jobs_of_debug_debug": 2, "_nodes": 5}
-    assert requests.limits(3)["_nodes"] == 3
-    assert requests.limits(None) == {}, "of a call that submits nothing"
-    with pytest.raises(UserError, match=r"train requests 3 x 4 GPUs.*small: 1 node, 2 GPUs per node; whole: 8 GPUs in"):
+    most = "small: nodes_max 1, gpus_per_node_max 2; whole: gpus_max 8"
+    with pytest.raises(UserError, match=rf"train requests 3 x 4 GPUs.*\({most}\); set nodes"):
         slurm.resources(site, "train", 3, 4)
 
 
@@ -84,26 +75,25 @@ def test_every_site_s_lines_can_be_printed(capsys, monkeypatch):
     for name in load.names("sites"):
         monkeypatch.setattr(sys, "argv", ["preflight", "-n", "--config", f"site={name}"])
         assert preflight.main() == 0
-        assert "## 1 x 1 (nodes x ranks per node)\n# " in capsys.readouterr().out
-
-
-def test_a_plan_need_not_request_a_gpu():
-    _, site = loaded(site="engaging", site_settings={"slurm": {"stages": {"plan": {"gpus": "none"}}}})
-    assert slurm.resources(site, "init", 1, 1, 30)["gres"] == "gpu:h200:1"
-    assert "gres" not in slurm.resources(site, "plan", 1, 1, 30)
+        assert "# preflight (ranks), train (ranks), collectives (ranks)\n" in capsys.readouterr().out
 
 
 def test_podman_mounts_the_folder_of_a_workflow_and_hands_the_environment_on(monkeypatch):
     """And the project itself; nothing of the environment gets into its containers otherwise."""
-    monkeypatch.setattr(container, "PROJECT", Path("/mine"))
-    monkeypatch.setattr(container, "ROOT", Path("/project"))
+    monkeypatch.setattr(commands, "PROJECT", Path("/mine"))
+    monkeypatch.setattr(commands, "ROOT", Path("/project"))
     _, site = loaded(site="perlmutter", site_settings={"container": {"binds": ["/data", "/a:/b:ro"]}})
-    words = container.exec_words(site.container, "IMAGE")
+    words, _ = commands.image_words(site.container, "IMAGE")
     volumes = [word.removeprefix("--volume=") for word in words if word.startswith("--volume=")]
     assert volumes == ["/mine:/mine", "/project:/project", "/data:/data", "/a:/b:ro"]
     assert "--env-host" in words[: words.index("IMAGE")]
 
 
-def test_a_path_that_slurm_jobs_cannot_start_with_is_said():
-    assert slurm.path_obstacle("/home/me/shardlab/.venv/bin/python") is None
-    assert "a folder without spaces, quotes and $" in slurm.path_obstacle("/home/me/my project/.venv/bin/python")
+def test_srun_gets_the_image_and_a_node_s_lines_run_inside_it():
+    """There in the project's folder, with the site's variables, not the image's; sbatch does not know the option."""
+    text = slurm_request.lines(*loaded(site="alps", nodes=2, ranks_per_node=4))
+    option = " --environment=/PATH/shardlab.toml bash -c "
+    assert all((option in line) == line.startswith("exec srun ") for line in text.splitlines() if "/PATH/" in line)
+    inside = text.partition(f"{option}'")[2]
+    assert inside.startswith(f"cd {commands.PROJECT}\n")
+    assert inside.partition("\nexec ")[0].endswith("\nexport GLOO_SOCKET_IFNAME=hsn0")

@@ -1,4 +1,4 @@
-"""Locks of earlier calls of Snakemake, checks before a call starts jobs, calls that remedies name."""
+"""Locks of earlier calls of Snakemake, and settings that were edited since."""
 
 import json
 import os
@@ -9,11 +9,10 @@ import sys
 import pytest
 
 from helpers.common import ROOT, tiny_run
-from shardlab.errors import PROFILE, UserError, remedy
+from shardlab.errors import UserError, remedy
 from shardlab.files import write_json
 from shardlab.runs import snakemake_lock
 from shardlab.settings.types import read_run, sealed
-from shardlab.workflow import call_checks
 
 ANOTHER_DRIVER = """
 import sys
@@ -74,22 +73,3 @@ def test_settings_that_were_edited_are_resolved_again(tmp_path):
     write_json(path, sealed(other))
     snakemake_lock.bring_up_to_date(run, path)
     assert read_run(path) == other, "Snakemake resolves it again, if the call needs it"
-
-
-def test_a_target_that_is_nearly_one():
-    with pytest.raises(UserError, match=r"no rule makes results/ddp/mlp.doen; did you mean results/ddp/mlp.done\?"):
-        list(call_checks.targets(["-n", "results/ddp/mlp.doen"]))
-
-
-def test_a_remedy_has_the_profile_of_the_current_call(monkeypatch):
-    for name in (PROFILE, "SLURM_JOB_ID"):
-        monkeypatch.delenv(name, raising=False)
-
-    def text():
-        return remedy("make it", "results/ddp/mlp/plan.json", "-f").removesuffix(", and the --config of your call")
-
-    assert text() == "make it with: snakemake --profile workflow/profiles/local -f results/ddp/mlp/plan.json"
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert " --profile slurm " in text()
-    monkeypatch.setenv(PROFILE, "workflow/profiles/local")
-    assert " --profile workflow/profiles/local " in text()

@@ -1,20 +1,11 @@
 """What happens next with a run, and a table of all; looking changes nothing."""
 
 import fcntl
-import io
-import json
-import logging
 import shutil
 
-from rich.console import Console
-
 from helpers.common import program, save_initial, tiny_run
-from helpers.reports import STEP
 from shardlab.records import manifest
-from shardlab.records.reports import Attempt
-from shardlab.runs.attempts import Attempts
-from shardlab.runs.progress import Lines
-from shardlab.runs.run_status import NOT_BEGUN, next_action, progress, queue
+from shardlab.runs.run_status import NOT_BEGUN, next_action, queue
 from shardlab.runs.slurm_reattach import name_of
 from shardlab.train import loop
 
@@ -50,18 +41,6 @@ def test_what_is_there_of_a_run(tiny_data, tmp_path):
     assert said() == NOT_BEGUN
 
 
-def test_a_run_that_is_not_trained_now(tmp_path):
-    begun = {"kind": "attempt", "step": 0, "steps": 9}
-    records = [begun, *(STEP | {"step": step, "seconds": 2.0} for step in range(3))]
-    fixed = {"call": "c", "began": "b", "host": "here", "slurm_job_id": None}
-    made = [Attempt(number=1, ended="e", why="lost: killed", **fixed), Attempt(number=2, ended=None, why="", **fixed)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (tmp_path / "attempts.json").write_text(Attempts(numbers="n", attempts=made).model_dump_json())
-    action = "from its first step: no checkpoint; attempt 2 (here) died without reporting"
-    assert next_action(RUN, tmp_path) == action
-    assert progress(tmp_path) == (3, 9, 1.0, 2.5, 12)
-
-
 def test_a_run_whose_job_waits_and_why(tmp_path, monkeypatch):
     """The queue is asked once for all runs."""
     name = name_of(tmp_path)
@@ -77,12 +56,3 @@ def test_a_run_whose_job_waits_and_why(tmp_path, monkeypatch):
     assert (tmp_path / "asked").read_text().count(f" --name={name} ") == 1
     action = next_action(RUN, tmp_path / "ddp/mlp", queued)
     assert action == "job 7 waits: QOSMaxGRESPerUser; the next call follows it"
-
-
-def test_a_call_shows_the_notes_of_a_job_on_data_and_weights(tmp_path):
-    console = Console(file=io.StringIO(), width=200)
-    lines, log = Lines(console), tmp_path / "init.log"
-    log.write_text("4 parameters\nnote: the head is drawn anew\n")
-    for event, more in (("job_info", {"jobid": 1, "rule_name": "init", "log": [log]}), ("job_finished", {"job_id": 1})):
-        lines.emit(logging.makeLogRecord({"event": event} | more))
-    assert console.file.getvalue() == f"note: the head is drawn anew ({log})\n"

@@ -14,10 +14,6 @@ with call_start.as_exit():
     REQUESTS = JobRequests(CALL)
     call_start.note_done(sys.argv[1:], Path.cwd(), CALL.requested.values(), CALL.frozen)
 
-# Queues, or a site, that take few jobs of a user at a time.
-for name, most in REQUESTS.limits(workflow.resource_settings.nodes).items():
-    workflow.register_resource(name, most)
-
 call_end.announce(workflow, CALL.site.slurm)
 
 CONFIG, SITE = CALL.config, CALL.site

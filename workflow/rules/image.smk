@@ -16,19 +16,16 @@ rule wheelhouse:
         "results/logs/wheelhouse.log",
     conda:
         environment("workflow")
-    params:
-        base=SITE.container.base,
     message:
         "Collecting the wheels of {input}"
     shell:
-        f"{SHARDLAB} wheelhouse"
-        " --base {params.base:q} --lock {input:q} --output {output:q} > {log:q} 2>&1"
+        f"{SHARDLAB} wheelhouse --lock {{input:q}} --output {{output:q}} > {{log:q}} 2>&1"
 
 
 rule image:
     input:
         definition=HERE / "containers/train.def",
-        scripts=[HERE / "containers/install.sh", HERE / "containers/test.sh"],
+        script=HERE / "containers/install.sh",
         lock=HERE / "envs/train.txt",
         wheels="containers/wheelhouse/wheels.json",
     output:
@@ -39,7 +36,7 @@ rule image:
         environment("workflow")
     params:
         container=SITE.container.model_dump_json(
-            include={"command", "base", "rocm_image", "mirror", "build_flags"}
+            include={"command", "base", "mirror", "build_flags"}
         ),
         variables=SITE.environment_clear,
         wheels=subpath(input.wheels, parent=True),

@@ -15,7 +15,7 @@ VERBS = {
     "Before a call of snakemake": {
         "preflight": "check a site: the login node, each node, all ranks",
         "resolve": "print or write the settings of one run",
-        "pack": "run a call of snakemake inside one allocation of whole nodes",
+        "pack": "run a call of snakemake inside one job that has a whole node",
         "check-model": "prove strategies on a transformers model, tiny",
         "check-script": "run a script for a few steps: what it keeps of its contract",
         "plan": "predict memory and traffic of runs, without training",

@@ -19,8 +19,7 @@ from typing import Annotated
 from shardlab.cli import program
 from shardlab.errors import UserError
 from shardlab.files import ROOT, sha256, write_json
-from shardlab.runs import debian
-from shardlab.runs.container import require
+from shardlab.runs import commands, debian
 from shardlab.runs.images import ImageReport
 from shardlab.settings import torch_releases
 from shardlab.settings.sites import Container
@@ -30,8 +29,6 @@ ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Names of architectures in an image's label, and those that Linux uses."""
 COMPRESSION = "-comp zstd -Xcompression-level 3"
 """Of the image's file system."""
-NOT_FOR_ROCM = re.compile(r"(?:torch|triton)==|nvidia-|cuda-", re.IGNORECASE)
-"""Pins of what an image with PyTorch for ROCm provides itself, and of what only NVIDIA GPUs use."""
 
 
 @program
@@ -44,7 +41,8 @@ def main(
     clear: Annotated[Sequence[str], "environment variables to remove before the build"] = (),
 ) -> None:
     """Build or inspect the image, then write the report."""
-    require(container)
+    if reason := commands.missing(container):
+        raise UserError(f"{reason}.")
     for name in clear:
         os.environ.pop(name, None)
     if container.image and container.image_is == "name":
@@ -125,9 +123,8 @@ def build_arguments(settings: Container, definition: Path, lock: Path, wheels: P
     return {
         "base": settings.base,
         "bootstrap": "debootstrap" if settings.base == "debootstrap" else "docker",
-        "from": settings.rocm_image if settings.base == "rocm" else f"python:{python}-slim",
+        "from": f"python:{python}-slim",
         "python": python,
-        "oldest_torch": torch_releases.OLDEST,
         "mirror": mirror,
         # Relative: %files of a definition does not support spaces in paths.
         "wheelhouse": os.path.relpath(wheels.resolve(), ROOT),
@@ -159,27 +156,16 @@ def pytorch(labelled: dict[str, str]) -> dict[str, str | int | None]:
 def wheelhouse(
     lock: Path,
     output: Annotated[Path, "list to write; the wheels go into its folder"],
-    base: Annotated[str, "the site's container.base"] = Container().base,
 ) -> None:
     """Collect the pinned wheels of the image, on the login node, with the pip settings of this machine."""
     folder = output.parent
     new = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(new, ignore_errors=True)
-    lines = lock.read_text(encoding="utf-8").splitlines()
-    if subprocess.run(pip_command(base, lock, lines, new)).returncode:
+    # `wheel`, not `download`: source packages are built here, so that the image needs no index for them either.
+    collect = [sys.executable, "-m", "pip", "wheel", "--quiet", "--use-pep517", "--wheel-dir", str(new)]
+    if subprocess.run([*collect, "-r", str(lock)]).returncode:
         shutil.rmtree(new, ignore_errors=True)
         raise UserError(f"pip could not collect the packages of {lock}; see the error above.")
     write_json(new / output.name, sorted(path.name for path in new.glob("*.whl")))
     shutil.rmtree(folder, ignore_errors=True)
     new.rename(folder)
-
-
-def pip_command(base: str, lock: Path, lines: list[str], folder: Path) -> list[str]:
-    """Build pip's command that puts the wheels of a lock file, given by its ``lines``, into ``folder``."""
-    # `wheel`, not `download`: source packages are built here, so that the image needs no index for them either.
-    collect = [sys.executable, "-m", "pip", "wheel", "--quiet", "--use-pep517", "--wheel-dir", str(folder)]
-    if base != "rocm":
-        return [*collect, "-r", str(lock)]
-    pins = [line.split("#")[0].strip() for line in lines if re.match("[A-Za-z0-9]", line)]
-    # The lock file has every package, and dependencies would bring PyTorch for CUDA back.
-    return [*collect, "--no-deps", *(pin for pin in pins if not NOT_FOR_ROCM.match(pin))]

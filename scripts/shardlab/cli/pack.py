@@ -1,4 +1,4 @@
-"""Run a call of Snakemake inside one Slurm allocation of whole nodes, whose GPUs
+"""Run a call of Snakemake inside one Slurm job that has a whole node, whose GPUs
 the runs share: for sites that bill whole nodes.
 
 First the login node makes what needs a network (data sets, models, image), then
@@ -23,7 +23,7 @@ from shardlab.workflow.call_runs import CallRuns
 LATE = 60
 """Seconds before the end of the trainings at which Snakemake starts no further jobs."""
 SCRIPT = """#!/bin/bash
-# The runs share the nodes of this job.
+# The runs share the node of this job.
 export {packed}=1
 {driver} --cores {cores} --resources devices={devices} {call} &
 driver=$!
@@ -40,8 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--nodes", type=at_least(1), help="nodes of the allocation (as many as its largest run)")
-    parser.add_argument("--minutes", type=at_least(1), help="time limit of the allocation (slurm.runtime of the site)")
+    parser.add_argument("--minutes", type=at_least(1), help="time limit of the job (slurm.runtime of the site)")
     parser.add_argument("--config", nargs="+", default=[], metavar="KEY=VALUE", help="as for Snakemake")
     parser.add_argument(
         "-n", "--dry-run", action="store_true", help="print the call of sbatch and the script, and stop"
@@ -51,7 +50,7 @@ def main() -> None:
     given = ["--config", *args.config] if args.config else []
     targets = args.targets or ["all"]
     call = CallRuns(load.called_with(args.config), targets)
-    words, script = submission(call, args.nodes, args.minutes, [*options, *given, "--", *targets])
+    words, script = submission(call, args.minutes, [*options, *given, "--", *targets])
     if args.dry_run:
         print(shlex.join(words), script, sep="\n\n")
         return
@@ -69,11 +68,11 @@ def _snakemake(profile: str) -> list[str]:
     return [str(Path(sys.executable).with_name("snakemake")), "--profile", f"workflow/profiles/{profile}"]
 
 
-def submission(call: CallRuns, nodes: int | None, minutes: int | None, arguments: list[str]) -> tuple[list[str], str]:
+def submission(call: CallRuns, minutes: int | None, arguments: list[str]) -> tuple[list[str], str]:
     """Return the words of sbatch, and the script that it reads from its standard input.
 
     Raises:
-        UserError: the site has no Slurm job to pack into, or a run of the call does not fit the allocation.
+        UserError: the site has no Slurm job to pack into, or a run of the call does not fit a node.
     """
     site = call.site
     if site.slurm is None or site.srun is None:
@@ -81,16 +80,15 @@ def submission(call: CallRuns, nodes: int | None, minutes: int | None, arguments
     sizes = {
         f"{run.strategy} x {run.workload}": stages.scope("train", run).size(run) for run in call.requested.values()
     }
-    nodes = nodes or max(size[0] for size in sizes.values())
     per_node = most = site.ranks_per_node_max or max(size[1] for size in sizes.values())
-    while per_node > 1 and not site.slurm.queue_for("train", nodes, per_node):
+    while per_node > 1 and not site.slurm.queue_for("train", 1, per_node):
         per_node -= 1
     for name, size in sizes.items():
-        if size[0] > nodes:
-            raise UserError(f"{name} needs {size[0]} nodes; raise --nodes to {size[0]}, or choose other runs.")
+        if size[0] > 1:
+            raise UserError(f"{name} needs {size[0]} nodes, and a pack has one; run it with --profile slurm.")
         if size[1] > per_node:
-            slurm.queue_for(site.slurm, "train", nodes, most)
-    requested = slurm.resources(site, "train", nodes, per_node)
+            slurm.queue_for(site.slurm, "train", 1, most)
+    requested = slurm.resources(site, "train", 1, per_node)
     requested["runtime"] = minutes or requested["runtime"]
     late = site.warning + LATE
     if 60 * requested["runtime"] <= late:
@@ -101,8 +99,8 @@ def submission(call: CallRuns, nodes: int | None, minutes: int | None, arguments
     values: dict[str, Any] = {
         "packed": slurm.PACKED,
         "driver": shlex.join(_snakemake("allocation")),
-        "cores": nodes * per_node * site.cpus_per_rank,
-        "devices": nodes * per_node,
+        "cores": per_node * site.cpus_per_rank,
+        "devices": per_node,
         "call": shlex.join(arguments),
         "again": "true" if site.slurm.requeue else "false",
     }

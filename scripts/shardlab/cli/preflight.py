@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from shardlab.cli import program
 from shardlab.errors import UserError
 from shardlab.files import ROOT, flock, read_json, write_json
-from shardlab.runs import container, gpus, launchers, slurm, slurm_limits, slurm_lines
+from shardlab.runs import commands, gpus, slurm, slurm_request
 from shardlab.runs.slurm_request import Request, jobs_of
 from shardlab.settings import load, resolve
 from shardlab.settings.config import Config
@@ -38,16 +38,14 @@ Findings = dict[str, Any]
 
 @program
 def main(
-    config: Config, dry_run: Annotated[bool, "print the sbatch and srun lines of every stage; submit nothing"] = False
+    config: Config,
+    dry_run: Annotated[bool, "print the sbatch line and the script of every stage's job; submit nothing"] = False,
 ) -> int:
     """Print the lines."""
     if not dry_run:
         raise UserError("you want -n, or the target preflight: snakemake --profile slurm -- preflight.")
-    site = load.site(config)
-    text = slurm_lines.text(config, site, slurm_lines.sizes(config, site))
-    print(text)
-    # Of the other sizes, some queue may not take the largest.
-    return int(f"## {slurm_lines.heading(config.nodes, config.ranks_per_node)}\nerror:" in text)
+    print(slurm_request.lines(config, load.site(config)))
+    return 0
 
 
 def report(found: Findings, output: Path) -> int:
@@ -71,7 +69,7 @@ def preflight_login(settings: Path, config: Config, output: Path) -> int:
     for name in ("sbatch", "squeue", "srun") if run.site.srun else ():
         if shutil.which(name) is None:
             problems.append(f"{name} was not found on {socket.gethostname()}; load its module, then try again")
-    if run.site.container and (reason := container.missing(run.site.container)):
+    if run.site.container and (reason := commands.missing(run.site.container)):
         problems.append(reason)
     about_slurm, wrong = queues(run, config)
     return report({"where": "login node", "said": said + about_slurm, "problems": problems + wrong}, output)
@@ -85,13 +83,7 @@ def queues(run: Ranks, config: Config) -> tuple[list[str], list[str]]:
     size = run.nodes, run.devices_per_node
     checks = Request("preflight", slurm.resources(site, "preflight", *size, 10))
     full = Request("a training", slurm.resources(site, "train", *size))
-    said = [
-        f"driver: this call runs in Slurm job {job} and ends with it; its jobs go on, and the same command follows them"
-        for job in filter(None, [os.environ.get(slurm.DRIVER)])
-    ]
-    tried = slurm_limits.trial([checks, full, *jobs_of(resolve.matrix(config)[0], site)])
-    limits, wrong = slurm_limits.policy(site, *size, tried.placed.get(full.queue))
-    return said + tried.said + limits, tried.wrong + wrong
+    return slurm_request.trial([checks, full, *jobs_of(resolve.matrix(config)[0], site)])
 
 
 @program
@@ -106,7 +98,7 @@ def nodes(run: Ranks) -> Findings | None:
     found = one_node(run)
     if run.nodes == 1:
         return {"where": "nodes", "nodes": [found], "problems": found["problems"]}
-    host, _, port = os.environ[launchers.RENDEZVOUS].rpartition(":")
+    host, _, port = os.environ[commands.RENDEZVOUS].rpartition(":")
     try:
         socket.getaddrinfo(host, port)
     except socket.gaierror:
@@ -135,8 +127,6 @@ def one_node(run: Ranks) -> Findings:
     problems = [
         f"{name}: {problem}" for problem in storage(ROOT / "results") + storage(Path(tempfile.gettempdir()), 2**26)
     ]
-    said, wrong = unpacking(container.unpacked())
-    problems += [f"{name}: {problem}" for problem in wrong]
     versions: dict[str, str] = {}
     for package in PACKAGES:
         try:
@@ -151,7 +141,6 @@ def one_node(run: Ranks) -> Findings:
         problems += [f"{name}: {problem}" for problem in wrong]
     return {
         "host": name,
-        "said": said,
         "python": platform.python_version(),
         "versions": versions,
         "gpus": gpu_names,
@@ -160,20 +149,6 @@ def one_node(run: Ranks) -> Findings:
         "cores": len(os.sched_getaffinity(0)),
         "problems": problems,
     }
-
-
-def unpacking(image: Path | None) -> tuple[list[str], list[str]]:
-    """Return what it means that each job unpacks the image into a folder (None: it does not), and what is wrong."""
-    if image is None or not image.exists():
-        return [], []
-    place, size = image.parents[1], sum(path.lstat().st_size for path in image.rglob("*"))
-    free = shutil.disk_usage(place).free
-    sentence = (
-        f"each job unpacks the image into {place} ({size / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are free), because "
-        "squashfuse is missing or may not mount"
-    )
-    remedy = "install squashfuse, or set APPTAINER_TMPDIR (SINGULARITY_TMPDIR) to a larger disk of the node"
-    return ([], [f"{sentence}; {remedy}"]) if free < size else ([sentence], [])
 
 
 def visible(needed: int) -> tuple[list[str], list[str]]:
@@ -186,10 +161,10 @@ def visible(needed: int) -> tuple[list[str], list[str]]:
     count = torch.accelerator.device_count()
     wrong = [gpus.other_torch(torch.__version__, rocm=version.hip is not None), gpus.old_driver(listed, version.cuda)]
     if count < needed and wrong[1] is None:
-        cause = gpus.why_missing(count, version.cuda, version.hip)
+        cause = gpus.why_missing(version.cuda, version.hip)
         wrong.append(f"PyTorch sees {count} GPUs and the run needs {needed}: {cause}")
     names = [device.name(device.accelerator(number)) for number in range(count)]
-    return names, [*filter(None, wrong), *gpus.busy(listed)]
+    return names, [*filter(None, wrong)]
 
 
 def storage(folder: Path, space: int = SPACE) -> list[str]:
@@ -280,7 +255,6 @@ def preflight_show(settings: Path, reports: Annotated[Sequence[Path], "reports t
                 f"(Slurm gave {node['slurm_gpus'] or 0}{driver})"
             )
             print("  " + ", ".join(f"{name} {version}" for name, version in node["versions"].items()))
-            print("".join(f"  {sentence}\n" for sentence in node["said"]), end="")
         if found["where"] == "ranks":
             print(f"ranks on {', '.join(found['hosts'])}: all collectives are correct")
             if found["memory"]:

@@ -4,6 +4,7 @@ With --accept, once all ranks have ended, check what the script left and write t
 are ignored: the script's checkpoints are removed already, and it writes its own files.
 """
 
+import os
 from pathlib import Path
 
 from shardlab.cli import program
@@ -28,7 +29,7 @@ def main(
         signals.listen()
     # After installing the signal handlers: imports take seconds.
     from shardlab.data import store
-    from shardlab.runs import cpu_binding, images, script_place, script_rank
+    from shardlab.runs import images, script_place, script_rank
     from shardlab.settings import scripts
     from shardlab.settings.types import read_run
 
@@ -41,12 +42,11 @@ def main(
         origin = images.origin_of(commit, image)
         script_report.accept(run, data, weights, output, store.fingerprint_of(data), origin)
         return 0
-    cpu_binding.bind(run.site.cpu_binding)
-    rank = script_rank.number(run)
+    rank = int(os.environ.get("RANK", 0))
     signals.name(f"rank {rank} of script")
     if rank == 0:
         scripts.check_unchanged(str(run.script), run.sources)
     options = {"run": settings, "data": data, "weights": weights, "output": output / script_place.OUTPUT}
     words = [word for name, path in options.items() for word in (f"--{name}", str(path.absolute()))]
     recorder = script_rank.Recorder(run, data, output, attempt) if rank == 0 else None
-    return script_rank.supervise(run, words, output, recorder)
+    return script_rank.supervise(run, rank, words, output, recorder)

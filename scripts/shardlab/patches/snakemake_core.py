@@ -1,16 +1,13 @@
-"""Snakemake: which jobs run, when the ready ones are looked at, and which handler prints its log."""
+"""Snakemake: which jobs run, how many are started at a time, and which handler prints its log."""
 
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
 LOGGER = "snakemake.logging"
-METHOD = "_schedule_reevalutation"
-"""A method of the scheduler; the name as misspelled in Snakemake."""
 
 
 class _Following(dict[Any, dict[Any, Any]]):
@@ -56,56 +53,19 @@ def ancient_inputs_decide_nothing() -> None:
     DAG.update_needrun, PersistenceBase._input = update_needrun, _input
 
 
-def look_again_once() -> None:
-    """Look at the ready jobs again only where the rate limit held some back, and once.
+def without_default_rate_limit() -> None:
+    """Start as many jobs as may run, unless the call has a --max-jobs-per-timespan of its own.
 
-    With that limit, which is the default (100 jobs a second), each pass of ``JobScheduler.schedule`` starts a timer for
-    another pass. Every finished job adds an endless chain of them: after n jobs there are n passes a second, and each
-    asks the file system for all inputs of all ready jobs. Snakemake issues 3955, 3744 and 4240.
+    With the default limit (100 jobs a second), each pass of ``JobScheduler.schedule`` starts a timer for another pass.
+    Every finished job adds an endless chain of them: after n jobs there are n passes a second, and each asks the file
+    system for all inputs of all ready jobs. Snakemake issues 3955, 3744 and 4240.
     """
-    from snakemake.scheduling.job_scheduler import JobRateLimiter, JobScheduler
+    from snakemake.scheduling import job_scheduler
 
-    begin = getattr(JobScheduler, METHOD, None)
-    if begin is None:
-        print(f"warning: Snakemake's scheduler has no {METHOD}; use the version in envs/workflow.txt.", file=sys.stderr)
-    elif begin is not once:
-        setattr(JobScheduler, METHOD, once)
-        _note_what_is_left(JobRateLimiter)
-
-
-def _note_what_is_left(limiter: Any) -> None:
-    """Make a rate limiter record the number of jobs that it would still have let through in the last pass."""
-    free, register = limiter.get_free_jobs, limiter.register_jobs
-
-    def get_free_jobs(self: Any) -> int:
-        self.left = free(self)
-        return int(self.left)
-
-    def register_jobs(self: Any, count: int) -> None:
-        register(self, count)
-        self.left -= count
-
-    limiter.get_free_jobs, limiter.register_jobs = get_free_jobs, register_jobs
-
-
-def once(scheduler: Any, delay: float) -> None:
-    """Replace the method: start a timer if the rate limit held jobs back, unless one is running.
-
-    Without ready jobs the caller waits for something else (input from a queue), perhaps before it ever used the limit.
-    """
-    limiter = scheduler.job_rate_limiter
-    held_back = limiter is None or not scheduler.workflow.dag.ready_jobs or limiter.left <= 0
-    pending = getattr(scheduler, "pending_reevaluation", None)
-    if not held_back or (pending is not None and not pending.finished.is_set()):
-        return
-
-    def again() -> None:
-        timer.finished.set()
-        scheduler._open_jobs.release()
-
-    scheduler.pending_reevaluation = timer = threading.Timer(delay, again)
-    timer.daemon = True
-    timer.start()
+    limiter = job_scheduler.JobRateLimiter
+    job_scheduler.JobRateLimiter = lambda limit: (
+        None if (limit.max_jobs, limit.timespan) == (100, 1) else limiter(limit)
+    )
 
 
 def respect_no_color() -> None:

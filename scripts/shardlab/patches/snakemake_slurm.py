@@ -1,60 +1,36 @@
 """Snakemake's Slurm plugin: an executor that follows the live jobs of an earlier call instead of submitting them again.
 
-All calls with one name give their Slurm jobs that name, by which the plugin asks for their states. Which job is live,
-when a lost one has ended and which nodes are avoided is decided by the caller (`runs/slurm_reattach.py`).
+All calls with one name give their Slurm jobs that name, by which the plugin asks for their states. Which job is live
+and when a lost one has ended is decided by the caller (`runs/slurm_reattach.py`).
 
 Besides, it asks nothing of accounting before it submits, and does not wait for it for ever. Snakemake issues 4084 and
 3438, issue 109 of the plugin.
 """
 
-import inspect
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
 from shardlab.errors import UserError
 
 PLUGIN = "snakemake_executor_plugin_slurm"
-NEEDED = {
-    "__post_init__": ["self", "test_mode"],
-    "run_job": ["self", "job"],
-    "check_active_jobs": ["self", "active_jobs"],
-}
-"""Methods of the plugin's Executor that are wrapped, and their arguments."""
-
-
-def incompatibility(plugin: Any) -> str | None:
-    """Return the remedy if the plugin is not the one that this patch was written for; None if it is."""
-    for name, arguments in NEEDED.items():
-        method = getattr(plugin.Executor, name, None)
-        if method is None or list(inspect.signature(method).parameters) != arguments:
-            return (
-                f"{PLUGIN} has a different {name} than this project knows, so a second call would not find the jobs of "
-                "a first one; install the version in envs/workflow.txt"
-            )
-    return None
 
 
 def install(
     name: str,
     find: Callable[[str, Any], str | None],
     settle: Callable[[dict[str, str], set[str]], dict[str, str]],
-    failed_nodes: Callable[[Collection[str]], Any],
     patience: float,
 ) -> None:
     """Change the plugin, where Snakemake has loaded it.
 
     ``find(name, job)`` gives the live Slurm job of that name that does a Snakemake job, or None;
-    ``settle(states, followed)`` the states of jobs by which the plugin goes; ``failed_nodes(nodes)`` replaces the
-    plugin's set of nodes to avoid. ``patience``: seconds to wait for a query.
+    ``settle(states, followed)`` the states of jobs by which the plugin goes. ``patience``: seconds to wait for a query.
     """
     plugin = sys.modules.get(PLUGIN)
     if plugin is None or getattr(plugin.Executor, "shardlab", False):
-        return
-    if reason := incompatibility(plugin):
-        print(f"warning: {reason}.", file=sys.stderr)
         return
     executor: Any = plugin.Executor
     executor.shardlab = True
@@ -65,7 +41,6 @@ def install(
     def post_init(self: Any, test_mode: bool = False) -> None:
         begin(self, test_mode)
         self.run_uuid = name
-        self._failed_nodes = failed_nodes(self._failed_nodes)
 
     def run_job(self: Any, job: Any) -> None:
         try:

@@ -29,7 +29,6 @@ SITE: dict[str, Any] = {
     "nodes_max": None,
     "ranks_per_node_max": None,
     "environment": {},
-    "cpu_binding": None,
 }
 NAME = "model"
 """Name of the workload, which is in no file."""

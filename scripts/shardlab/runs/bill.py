@@ -42,7 +42,6 @@ def bill(config: Config, folder: Path) -> str:
         raise UserError(
             f"site {config.site} has no `slurm:` section; name the one of the jobs: shardlab bill --config site=NAME."
         )
-    slurm.use_cluster(site)
     found = starts(folder)
     if not found:
         return NONE

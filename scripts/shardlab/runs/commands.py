@@ -1,16 +1,27 @@
-"""Shell lines that start a program at a site: launcher, image and torchrun, as far as each is needed."""
+"""Shell lines that start a program at a site: srun, image and torchrun, as far as each is needed.
 
+srun starts something once per node, inside a Slurm job, or else this machine's shell does. torchrun starts the ranks of
+a node from there (`shardlab fork_torchrun`). In the image, a command before the program or an option of srun starts it.
+"""
+
+import os
 import shlex
+import shutil
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
-from shardlab.files import COMMAND
-from shardlab.runs import container, forks, launchers, slurm
+from shardlab.files import COMMAND, ROOT
+from shardlab.runs import forks, slurm
 from shardlab.runs.signals import STOP
 from shardlab.runs.stages import Scope
-from shardlab.settings.sites import SiteRuntime
+from shardlab.settings.sites import ContainerExec, SiteRuntime, Srun
 from shardlab.settings.types import Ranks, Run
 
+PROJECT = Path.cwd()
+"""Base of a call's relative paths: the repository, or the folder of a workflow that uses it as a module."""
+RENDEZVOUS = "RENDEZVOUS"
+"""Environment variable with the address and port where the nodes of a job meet."""
 RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 """NCCL's flight recorder: the last collectives of each rank, which a hang leaves in the run's folder (cli/train.py)."""
 
@@ -19,7 +30,7 @@ class Command(NamedTuple):
     """Command that starts a program at a site."""
 
     lines: str
-    """Bash lines; they work on a job's first node, or on this machine for a site without a launcher."""
+    """Bash lines; they work on a job's first node, or on this machine for a site without srun."""
     program: list[str] | None
     """Python's arguments in these lines, if a fork of this process can run the program directly."""
 
@@ -40,23 +51,33 @@ def command(run: Ranks, program: list[str], image: str | None, scope: Scope) -> 
 def lines(run: Ranks, program: list[str], image: str | None, scope: Scope) -> str:
     """Return Bash lines that run ``program`` (a script and its arguments).
 
-    They work on a job's first node, or on this machine for a site without a launcher, and can be run by hand.
+    They work on a job's first node, or on this machine for a site without srun, and can be run by hand.
     """
-    nodes, per_node = scope.size(run)
-    site = slurm.fitted(run.site, per_node)
-    python = site.container.python if site.container and image else sys.executable
-    inside = container.exec_words(site.container, image) if site.container and image else []
-    options = container.srun_words(site.container, image) if site.container and image else []
+    site = run.site
+    inside: list[str] = []
+    options: list[str] = []
+    python = sys.executable
+    if site.container and image:
+        inside, options = image_words(site.container, image)
+        python = site.container.python
     words = [*map(shlex.quote, inside), shlex.quote(python), *_words(run, program, scope)]
     lines = [f"unset {' '.join(site.environment_clear)}"] if site.environment_clear else []
     lines += [f"export {key}={shlex.quote(value)}" for key, value in environment(site).items()]
     # Where srun starts the image, a node's lines run inside it: in its folder, and its variables win over the job's.
-    on_node = [f"cd {shlex.quote(str(container.PROJECT))}", *lines] if options else []
+    on_node = [f"cd {shlex.quote(str(PROJECT))}", *lines] if options else []
     on_node += site.setup_commands
     on_node += [f'export {key}="{value}"' for key, value in site.environment_node.items()]
     on_node += ["exec " + " ".join(words)]
-    per_rank = scope is Scope.RANKS and isinstance(run, Run) and run.script_launcher is not None
-    return "\n".join([*lines, *launchers.lines(site, on_node, nodes, per_node, options, per_rank=per_rank)])
+    if site.srun is None:
+        return "\n".join([*lines, *on_node])
+    nodes, per_node = scope.size(run)
+    port = f"$(({site.srun.port_first} + SLURM_JOB_ID % 10000))"
+    lines += [f'export {RENDEZVOUS}="{_address(site.srun)}:{port}"'] * (nodes > 1)
+    # Nothing is inherited from the job: each number is given explicitly.
+    step = ["srun", *slurm.packed_step(per_node), f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    step += [f"--cpus-per-task={per_node * site.cpus_per_rank}", "--kill-on-bad-exit=1", "--export=ALL"]
+    step += [*site.srun.flags, *options, "bash", "-c", "\n".join(on_node)]
+    return "\n".join([*lines, f"exec {shlex.join(step)}"])
 
 
 def environment(site: SiteRuntime) -> dict[str, str]:
@@ -72,6 +93,40 @@ def environment(site: SiteRuntime) -> dict[str, str]:
     # Expandable segments leave less fragmentation if lengths differ (PyTorch's "CUDA semantics").
     of_gpus = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", **RECORDER} if site.device == "cuda" else {}
     return offline | alone | threads | of_gpus | site.environment
+
+
+def image_words(container: ContainerExec, image: str) -> tuple[list[str], list[str]]:
+    """Return what starts a command inside the image: words before it, or options of srun; the site's words, filled in.
+
+    The other list is empty.
+    """
+    binds = [*dict.fromkeys([str(PROJECT), str(ROOT)]), *container.binds]
+    mounts = [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
+    values = {"command": container.command, "project": str(PROJECT), "image": image}
+    values |= {"binds": ",".join(binds), "mounts": ",".join(mounts)}
+    filled = []
+    for word in container.srun_options or container.exec_template:
+        if word == "{flags}":
+            filled += container.flags
+        elif "{mount}" in word:
+            filled += [word.format_map(values | {"mount": mount}) for mount in mounts]
+        else:
+            filled.append(word.format_map(values))
+    return ([], filled) if container.srun_options else (filled, [])
+
+
+def missing(container: ContainerExec) -> str | None:
+    """Return what to do if the program that builds and starts images is not on the PATH; None if it is.
+
+    Where srun starts images, no program is needed.
+    """
+    if container.srun_options or shutil.which(container.command):
+        return None
+    return (
+        f"{container.command}, which builds and starts the image, was not found on {os.uname().nodename}; load its "
+        "module before snakemake, set container.command in the site's file to its path, or set config key container to "
+        "off"
+    )
 
 
 def _words(run: Ranks, program: list[str], scope: Scope) -> list[str]:
@@ -97,4 +152,20 @@ def _torchrun(run: Ranks) -> list[str]:
         # A script of the user's knows nothing but MASTER_ADDR and MASTER_PORT.
         return [*words, "--standalone", *["--listen"] * bool(isinstance(run, Run) and run.script)]
     assert site.srun is not None, "resolve refuses several nodes without it"
-    return [*words, f"--nnodes={run.nodes}", *launchers.rendezvous(site.srun)]
+    return [
+        *words,
+        f"--nnodes={run.nodes}",
+        "--rdzv-backend=c10d",
+        '--rdzv-id="$SLURM_JOB_ID"',
+        f'--rdzv-endpoint="${RENDEZVOUS}"',
+        # torchrun's detection of the first node does not work with every host name (pytorch issue 73656).
+        '--rdzv-conf="is_host=$((SLURM_NODEID == 0))"',
+        f'--local-addr="{_address(site.srun)}"',
+    ]
+
+
+def _address(srun: Srun) -> str:
+    """Return a shell expression for the address of the node that evaluates it, by the site's rule."""
+    if srun.interface:
+        return f'$(ip -4 -br address show dev {srun.interface} | grep -m 1 -oE "[0-9.]+/" | tr -d /)'
+    return f"$(hostname -s){srun.suffix}" if srun.suffix else "$(hostname)"

@@ -6,7 +6,7 @@ Importing PyTorch and what a training needs takes seconds, more than many jobs. 
 Each connection to its Unix socket is one job. The client sends its standard file descriptors, arguments, environment
 and folder; the server forks a monitor, which confirms the job and forks it. While the job runs, the client sends
 signals for it, one byte each; when it ends, the client receives its status. If a client dies, its job is ended. If the
-server dies, jobs continue; if a job's monitor dies, the client starts a new process.
+server dies, jobs continue; if a job's monitor dies, the job and its client end.
 
 Forking is safe only in a process without other threads: a lock that one of them holds would stay locked in the child.
 A server whose imports started a thread forks nothing, and jobs start as if it were not there.
@@ -80,15 +80,11 @@ def delegate(words: list[str]) -> None:
         _end(*struct.unpack("!i", answer))
     if received:
         _end(-received[0])
-    ended = signals.driver_ended()
-    if ended or (began and ended is None):
-        other = ", and so did Snakemake" if ended else ""
-        sys.exit(f"error: the process that forked the job died{other}; run the same command again.")
+    if began or signals.driver_ended():
+        sys.exit("error: the process that forked the job died; run the same command again.")
     for number, handler in before.items():
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-    if began:
-        print("note: the process that forked the job died; starting the job again.", file=sys.stderr, flush=True)
 
 
 def connect(folder: Path) -> socket.socket:

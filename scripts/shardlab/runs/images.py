@@ -1,6 +1,5 @@
 """The container image: its report, and its location."""
 
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,17 +41,6 @@ def read_report(path: Path) -> ImageReport:
     """
     values = read_json(path, "report of the image", remedy("make it", path))
     return check(ImageReport, values, str(path))
-
-
-def other_architecture(image: ImageReport) -> str | None:
-    """Return a sentence if the image is not for machines such as this one; None if it is, or does not say."""
-    node = os.uname()
-    if image.architecture in (None, node.machine):
-        return None
-    return (
-        f"the image {image.path} is for {image.architecture}, but {node.nodename} is {node.machine}; build it on a "
-        'machine of the nodes\' architecture (docs/cluster.md, "Where to build the image"), or request other nodes'
-    )
 
 
 def origin_of(commit: str | None, image: Path | None) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import COMMAND, ROOT, lock
-from shardlab.runs import commands, container, launchers, script_place, signals, slurm
+from shardlab.runs import commands, script_place, signals, slurm
 from shardlab.runs.attempts import AttemptLog, requested
-from shardlab.runs.images import other_architecture, read_image
+from shardlab.runs.images import read_image
 from shardlab.runs.managed_process import Child
 from shardlab.runs.stages import STAGES, Scope, scope
 from shardlab.settings.types import Ranks, Run, read_ranks, read_run
@@ -155,7 +155,7 @@ def image_of(run: Ranks, report: Path | None, *, dry_run: bool) -> str | None:
     """Return the image to run in, or None for a site without one; in a dry run it may not exist yet.
 
     Raises:
-        UserError: the site uses an image and none is given, or it is missing or not for this node.
+        UserError: the site uses an image and none is given, or it is missing.
     """
     if run.site.container is None:
         return None
@@ -163,21 +163,22 @@ def image_of(run: Ranks, report: Path | None, *, dry_run: bool) -> str | None:
         return "IMAGE"
     if report is None:
         raise UserError(f"site {run.site_name} runs in an image; name its report with --image.")
-    image = read_image(report)
-    if not dry_run and (reason := other_architecture(image)):
-        raise UserError(f"{reason}.")
-    return image.path
+    return read_image(report).path
 
 
 def check_place(run: Ranks, image: str | None) -> None:
     """Check that this machine can start what the site starts.
 
     Raises:
-        UserError: the launcher cannot start programs here, or a program is not on the PATH.
+        UserError: srun cannot start programs here, or the program that starts images is not on the PATH.
     """
-    launchers.require(run.site, run.site_name)
-    if run.site.container and image:
-        container.require(run.site.container)
+    if run.site.srun and slurm.job_id() is None:
+        raise UserError(
+            f"site {run.site_name} starts ranks with srun, inside a Slurm job, and this is not one; "
+            "run snakemake with --profile slurm, or choose site local."
+        )
+    if run.site.container and image and (reason := commands.missing(run.site.container)):
+        raise UserError(f"{reason}.")
 
 
 def commit() -> list[str]:

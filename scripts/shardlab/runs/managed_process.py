@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import IO
 
 from shardlab.errors import UserError
-from shardlab.runs import commands, forks, launchers, signals, slurm
+from shardlab.runs import commands, forks, signals, slurm
 from shardlab.runs.commands import Command
 from shardlab.settings.types import Ranks
-
-WAIT = 5.0
-"""Seconds between two attempts to start a step of a packed job."""
 
 
 class Child:
@@ -27,7 +24,9 @@ class Child:
         """``descriptor`` is an open lock that lives as long as the command, ``folder`` that of a training."""
         self.site, self.what, self.descriptor = run.site, what, descriptor
         self.request = folder / signals.REQUEST if folder else None
-        self.signal, self.kill_signal = launchers.signals(run.site)
+        self.signal, self.kill_signal = signal.SIGTERM, signal.SIGKILL
+        if run.site.srun:  # it kills its tasks on SIGTERM, and forwards SIGUSR1 to them
+            self.signal, self.kill_signal = signal.SIGUSR1, signal.SIGTERM
         self.ranks_end_together = run.needs_torchrun
         """True if torchrun kills ranks that do not end ``stop_seconds`` after the signal."""
         self.stop_signal = ""
@@ -55,10 +54,6 @@ class Child:
             if self.request:
                 threading.Thread(target=self._watch_time_limit, daemon=True).start()
             status = self.child.wait()
-            while status and log and not self.stop_signal and slurm.has_to_wait(log):
-                time.sleep(WAIT)
-                self.child = self._started(command.lines, file)
-                status = self.child.wait()
             self.ended = True
             self.forget()
         if log is None and self.stop_signal:

@@ -1,7 +1,6 @@
 """Where a script's run has its files: the folder that the script writes to, and what is measured of its ranks."""
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +52,6 @@ def copy_dumps(folder: Path, target: Path, script: str) -> None:
         )
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(dumps, target)
-
-
-def wait_for_ranks(folder: Path, rank: int, ranks: int, seconds: float) -> None:
-    """Wait until the scripts of all ranks have ended, this rank's on request, but no longer than ``seconds``."""
-    place = folder / MEASURED
-    place.mkdir(exist_ok=True)
-    (place / f"stopped{rank}").touch()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        ended = {path.stem.removeprefix("stopped") for path in place.iterdir()}
-        if ended >= {str(number) for number in range(ranks)}:
-            return
-        time.sleep(0.1)
 
 
 def read_measured(folder: Path, ranks: int) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from shardlab.errors import UserError
 from shardlab.files import ROOT, write_json, write_text
 from shardlab.records import metrics
 from shardlab.records.script_lines import Lines
-from shardlab.runs import cpu_binding, script_place, signals, slurm
+from shardlab.runs import gpus, script_place, signals, slurm
 from shardlab.settings.types import Run
 
 POLL = 0.02
@@ -27,11 +27,6 @@ SELDOM = 0.5
 """Seconds between two looks at its memory and at the file that requests it to stop."""
 EXCEPTION = re.compile(r"(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*)")
 """A line of standard error that names a Python exception."""
-
-
-def number(run: Run) -> int:
-    """Return the number of this rank, as torchrun or srun says."""
-    return int(os.environ.get("SLURM_PROCID" if run.script_launcher else "RANK", 0))
 
 
 class Script:
@@ -171,7 +166,7 @@ class Recorder:
             file.write("".join(json.dumps(record) + "\n" for record in records))
 
 
-def supervise(run: Run, options: list[str], folder: Path, recorder: Recorder | None) -> int:
+def supervise(run: Run, rank: int, options: list[str], folder: Path, recorder: Recorder | None) -> int:
     """Run the script to its end, and return 0, or ``signals.STOPPED``.
 
     ``recorder`` is that of rank 0.
@@ -179,7 +174,6 @@ def supervise(run: Run, options: list[str], folder: Path, recorder: Recorder | N
     Raises:
         UserError: it failed, or what it writes is not what it has to write.
     """
-    rank = number(run)
     script = Script(run, options)
     asked = signalled = ""
     sent = signals.Requests(None)
@@ -212,9 +206,6 @@ def supervise(run: Run, options: list[str], folder: Path, recorder: Recorder | N
     if (asked or signalled) and (status or not written):
         if recorder and asked:
             recorder.stopped(asked)
-        if run.script_launcher:
-            # srun ends all ranks once the first one ends so, also one that saves. torchrun gives them time.
-            script_place.wait_for_ranks(folder, rank, run.world_size, run.site.stop_seconds)
         return signals.STOPPED
     if status:
         raise UserError(script.failure(rank))
@@ -222,7 +213,7 @@ def supervise(run: Run, options: list[str], folder: Path, recorder: Recorder | N
         recorder.finish()
     measured = {
         "host": os.uname().nodename,
-        "cpus": cpu_binding.own(),
+        "cpus": gpus.cores(),
         "peak_memory_bytes": script.peak_bytes,
         "wall_seconds": time.monotonic() - script.began,
     }

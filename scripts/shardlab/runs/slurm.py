@@ -2,16 +2,14 @@
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from shardlab.errors import UserError
-from shardlab.settings.sites import Queue, Site, SiteRuntime, Slurm, Stage
+from shardlab.settings.sites import Queue, Site, Slurm, Stage
 
 LIVE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING")
 """States of a job that has not ended."""
@@ -19,29 +17,10 @@ PAUSES = (0, 2, 5, 10, 20)
 """Seconds to wait before the first query of Slurm's controller, and after each unanswered one."""
 PATIENCE = 60.0
 """Seconds to wait for a client command: without its daemon, sacct waits for ever, and others for minutes."""
-
-
 PACKED = "SHARDLAB_PACKED"
-"""Environment variable in a job whose nodes several runs share (`shardlab pack`)."""
-REFUSED = "srun: error: Unable to create step"
-"""How srun's last line begins then."""
-DRIVER = "SHARDLAB_DRIVER_JOB"
-"""Environment variable with the Slurm job that a call of Snakemake runs in: the Slurm plugin removes Slurm's own."""
+"""Environment variable in a job whose node several runs share (`shardlab pack`)."""
 TIME_LIMIT = "time limit"
 """Reason to stop a training whose job is near its time limit."""
-
-
-def path_obstacle(python: str) -> str | None:
-    """Return what to do if Slurm jobs cannot start with this Python; None if they can.
-
-    Snakemake writes its path unquoted into the job's script.
-    """
-    if shlex.quote(python) == python:
-        return None
-    return (
-        f"the path of {python} has characters that are special to a shell, and Snakemake writes it unquoted into Slurm "
-        "jobs; move the project to a folder without spaces, quotes and $, or run it without Slurm"
-    )
 
 
 def job_id() -> str | None:
@@ -185,7 +164,8 @@ def queue_for(slurm: Slurm, stage: Stage, nodes: int, gpus_per_node: int) -> Que
     """
     if queue := slurm.queue_for(stage, nodes, gpus_per_node):
         return queue
-    most = "; ".join(f"{name}: {slurm.queues[name].limits}" for name in slurm.queue_names(stage))
+    every = {name: slurm.queues[name].limits for name in slurm.queue_names(stage)}
+    most = "; ".join(f"{name}: {', '.join(f'{key} {value}' for key, value in every[name].items())}" for name in every)
     raise UserError(
         f"{stage} requests {nodes} x {gpus_per_node} GPUs (nodes x GPUs per node), and no queue of the site's file "
         f"takes that ({most}); set nodes and ranks_per_node to less, or slurm.queue to other queues."
@@ -209,89 +189,38 @@ def resources(
         return {}
     slurm = site.slurm
     queue = queue_for(slurm, stage, nodes, devices_per_node)
-    memory = devices_per_node * (queue.memory_mb_per_rank or slurm.memory_mb_per_rank)
     requested: dict[str, Any] = {
         "devices": nodes * devices_per_node,
         "nodes": nodes,
-        "mem_mb": memory,
+        "mem_mb": devices_per_node * slurm.memory_mb_per_rank,
         "runtime": slurm.minutes(stage, queue, runtime),
     }
     # The plugin requires at least two tasks per node; `shardlab launch` starts one step task on each in any case.
     tasks = max(2, devices_per_node)
-    cores = -(-devices_per_node * (queue.cpus_per_rank or site.cpus_per_rank) // tasks)
+    cores = -(-devices_per_node * site.cpus_per_rank // tasks)
     requested |= {"mpi": "srun", "tasks_per_node": tasks, "cpus_per_task": cores}
     # The same for every stage: Snakemake groups jobs only if these agree.
     flags = [*queue.flags, "--open-mode=append", "--requeue" if slurm.requeue else "--no-requeue"]
-    gpus = None if stage in slurm.stages and slurm.stages[stage].gpus == "none" else slurm.gpus
     of_a_node = ":".join([*filter(None, [slurm.gpu_type]), str(devices_per_node)])
-    if slurm.gres:
-        requested["gres"] = slurm.gres
-    if gpus == "gres" and "-" not in (slurm.gpu_type or "") and not slurm.gres:
+    if slurm.gpus == "gres" and "-" not in (slurm.gpu_type or ""):
         # tasks_per_gpu: without it the plugin requests tasks times GPUs.
         requested |= {"gres": f"gpu:{of_a_node}", "tasks_per_gpu": 0}
-    elif gpus:  # the plugin refuses a type with a dash, and two resources; Slurm's other option requests the same
+    elif slurm.gpus:  # the plugin refuses a type with a dash; Slurm's other option requests the same
         flags.append(f"--gpus-per-node={of_a_node}")
-    if queue.jobs_max:
-        requested[limit_of(queue)] = 1
     named = {
         "slurm_partition": queue.partition,
         "slurm_account": slurm.account,
         "qos": queue.qos,
         "constraint": queue.constraint,
-        "clusters": slurm.clusters,
         "slurm_extra": " ".join(flags) or None,
     }
     return requested | {key: value for key, value in named.items() if value is not None}
 
 
-def limit_of(queue: Queue) -> str:
-    """Return the name of Snakemake's resource of which each job of a queue has one, where it takes few at a time."""
-    return "jobs_of_" + re.sub(r"\W", "_", "_".join(filter(None, [queue.partition, queue.qos, queue.constraint])))
-
-
-def limits(slurm: Slurm) -> dict[str, int]:
-    """Return the most jobs at a time of the queues that have such a limit, by that name."""
-    every = map(slurm.filled, slurm.queues.values())
-    return {limit_of(queue): queue.jobs_max for queue in every if queue.jobs_max}
-
-
-def use_cluster(slurm: Slurm) -> None:
-    """Make Slurm's client commands, here and in child processes, ask the cluster that jobs go to."""
-    if slurm.clusters:
-        os.environ["SLURM_CLUSTERS"] = slurm.clusters
-
-
-def fitted(site: SiteRuntime, devices_per_node: int) -> SiteRuntime:
-    """Return a site's settings with no more cores per rank than this job has on its node: a queue may give fewer."""
-    cores = int(os.environ.get("SLURM_CPUS_ON_NODE", 0)) // devices_per_node
-    if not 0 < cores < site.cpus_per_rank:
-        return site
-    threads = site.omp_threads and max(1, site.omp_threads * cores // site.cpus_per_rank)
-    return site.model_copy(update={"cpus_per_rank": cores, "omp_threads": threads})
-
-
-def packed_step(devices_per_node: int, *, meet: bool) -> list[str]:
-    """Return srun's further options for a step that shares its job with others; empty for one that has it alone.
-
-    ``meet``: its tasks meet at an address of the node where this process is, which is then one of theirs.
-    """
+def packed_step(devices_per_node: int) -> list[str]:
+    """Return srun's further options for a step that shares its node with others; empty for one that has it alone."""
     if PACKED not in os.environ:
         return []
     # Memory is the job's: a step waits for GPUs and cores that others still have, but where memory is short it fails.
-    words = ["--exact", "--mem=0"]
-    if "SLURM_GPUS_ON_NODE" in os.environ:
-        words.append(f"--gpus-per-node={devices_per_node}")
-    return [*words, "--relative=0"] if meet else words
-
-
-def has_to_wait(log: Path) -> bool:
-    """Return whether srun could not create a step of a packed job, and other steps still have what it needs.
-
-    For one node srun waits by itself; for several, Slurm 22.05 refuses the step at once (seen; as of which release it
-    waits is not documented).
-    """
-    last = log.read_text(errors="replace").rstrip().rpartition("\n")[2]
-    if PACKED not in os.environ or not last.startswith(REFUSED):
-        return False
-    steps = answer_or_none(["squeue", "--noheader", "--steps", f"--jobs={job_id()}", "--format=%i"])
-    return any(step.rpartition(".")[2].isdecimal() for step in (steps or "").split())
+    gpus = [f"--gpus-per-node={devices_per_node}"] if "SLURM_GPUS_ON_NODE" in os.environ else []
+    return ["--exact", "--mem=0", *gpus]

@@ -1,8 +1,8 @@
 """Reattaching to Slurm jobs: a new call of Snakemake follows the jobs of one that died, instead of resubmitting them.
 
 What this changes in the executor plugin (`patches/snakemake_slurm.py`): all calls in a folder give their jobs the
-same name, by which the plugin asks for their states; a job that is live in the queue is followed and not submitted; one
-that Slurm forgets or preempts for good ends; and of a job that lost a node only that node is avoided.
+same name, by which the plugin asks for their states; a job that is live in the queue is followed and not submitted; and
+one that Slurm forgets or preempts for good ends.
 """
 
 import hashlib
@@ -29,7 +29,6 @@ def install(folder: Path) -> None:
         name_of(folder),
         find=lambda name, job: live_job(folder, name, job),
         settle=lambda states, followed: resolve_lost_jobs(states, followed, absent),
-        failed_nodes=FailedNodes,
         patience=slurm.PATIENCE,
     )
 
@@ -98,13 +97,3 @@ def _does(number: str, job: Any) -> bool:
 def _sorted(word: str) -> str:
     rule, colon, wildcards = word.partition(":")
     return rule + colon + ",".join(sorted(wildcards.split(",")))
-
-
-class FailedNodes(set[str]):
-    """Nodes to avoid: of the nodes of a job that lost one, those that Slurm reports as down."""
-
-    def add(self, nodes: str) -> None:
-        """Add the nodes of a list, n[1-2], that are down."""
-        states = "--states=down,fail,no_respond,unk"
-        words = ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", states, "--format=%N"]
-        self.update((slurm.answer_or_none(words) or "").split())

@@ -1,18 +1,43 @@
-"""What jobs request of Slurm, and the sbatch command that requests it."""
+"""What jobs request of Slurm and start there, the sbatch command that requests it, and what Slurm says of that."""
 
+import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from shardlab.runs import slurm, stages
+from shardlab.files import COMMAND
+from shardlab.runs import commands, slurm, stages
+from shardlab.runs.stages import Scope
+from shardlab.settings import resolve
+from shardlab.settings.config import Config
 from shardlab.settings.sites import Site, Slurm, Stage
 from shardlab.settings.types import Run
 
 PER_NODE = "--gpus-per-node="
 OF_A_CALL: tuple[Stage, ...] = ("train", "evaluate", "init", "noise_floor")
 """Stages whose jobs have the size of a run."""
+STARTED: dict[Stage, tuple[Scope, ...]] = {
+    "preflight": (Scope.NODES, Scope.RANKS),
+    "init": (Scope.ONE,),
+    "plan": (Scope.ONE,),
+    "train": (Scope.RANKS,),
+    "noise_floor": (Scope.ONE,),
+    "evaluate": (Scope.ONE,),
+    "collectives": (Scope.RANKS,),
+}
+"""What a job of each stage starts: one process, one per node, the ranks. Others are like one of these: prove like init;
+compare, diagnose and export like evaluate; capture like train.
+"""
+IMAGE = "containers/train.sif"
+"""The image that the workflow builds, where the site's file names none."""
+STARTS = re.compile(r" to start at \S+ using .* in partition (\S+)")
+"""What sbatch --test-only says of a job that Slurm takes."""
+LIMITS = re.compile(r"\b((?:MaxTime|PreemptMode|GraceTime)=\S+)|^((?:JobRequeue|KillWait|PreemptType)\s*= .*\S)", re.M)
+"""What scontrol says of a partition, and of Slurm, that matters to a training: docs/cluster.md has what it means."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +133,57 @@ def sbatch(resources: Mapping[str, Any], name: str = "shardlab", log: str = "/de
     }
     fixed = {"run_uuid": name, "slurm_logfile": log, "comment_str": "shardlab", "workdir": None}
     return shlex.split(f"{get_submit_command(job, fixed | named)} {set_gres_string(job)}")
+
+
+def trial(requests: Iterable[Request]) -> tuple[list[str], list[str]]:
+    """Ask Slurm about the job with the most GPUs, or nodes, of each partition and QOS.
+
+    Returns:
+        When each would start, and the limits of the partitions that they go to; what Slurm refuses: in its own words.
+    """
+    said, wrong, partitions = list[str](), list[str](), set[str]()
+    largest = {each.queue: each for each in sorted(requests, key=lambda each: (each.gpus, each.nodes))}
+    for request in largest.values() if shutil.which("sbatch") else ():
+        words = sbatch(request.resources)
+        try:
+            done = slurm.client([*words, "--test-only", "--wrap=true"])
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return [*said, f"start: unknown, because sbatch does not answer ({error})"], wrong
+        text = " ".join((done.stdout + done.stderr).split())
+        if found := STARTS.search(text):
+            said.append(f"start: {request}: {text}")
+            partitions.add(found[1])
+        else:
+            wrong.append(
+                f"Slurm refuses {request}: {text.rstrip('.')}; the keys that say what is requested are nodes, "
+                "ranks_per_node and cpus_per_rank, and in `slurm` of the site's file account, queues, partition, qos, "
+                f"constraint, gpus, gpu_type, memory_mb_per_rank and runtime. It was asked: {shlex.join(words)}"
+            )
+    for name in sorted(partitions):
+        shown = [slurm.answer_or_none(["scontrol", "show", *what]) or "" for what in (("partition", name), ("config",))]
+        limits = [" ".join("".join(match).split()) for match in LIMITS.findall("\n".join(shown))]
+        said.append(f"limits of {name}: {', '.join(limits) or 'unknown'}")
+    return said, wrong
+
+
+def lines(config: Config, site: Site) -> str:
+    """Return what a call of this size requests and starts: the sbatch line of each stage's job, and its script.
+
+    Stages that share a line share it here, too.
+
+    Raises:
+        UserError: no queue of the site takes a job of this size.
+    """
+    run, found = resolve.ranks(config), dict[str, list[str]]()
+    image = (site.container.image or IMAGE) if site.container.enabled else None
+    for stage, scopes in STARTED.items() if site.slurm else ():
+        resources = slurm.resources(site, stage, *scopes[-1].size(run), stages.MINUTES.get(stage))
+        found.setdefault(shlex.join(sbatch(resources, "NAME", "LOG")), []).append(stage)
+    for stage, scopes in STARTED.items():
+        for scope in scopes:
+            script = commands.lines(run, [str(COMMAND), "STAGE", "--settings=run.json"], image, scope)
+            found.setdefault(script, []).append(f"{stage} ({scope.name.lower()})")
+    return "\n\n".join(f"# {', '.join(them)}\n{line}" for line, them in found.items())
 
 
 class _Job:

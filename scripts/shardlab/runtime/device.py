@@ -5,10 +5,12 @@ No function uses the current device, which is per thread and device 0 in a new t
 
 import os
 import random
+import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +21,9 @@ from shardlab.errors import UserError
 from shardlab.runs import gpus
 
 T = TypeVar("T")
+PCI = Path("/sys/bus/pci/devices")
+BUSY = 2 * 2**30
+"""Bytes in use above which an idle GPU counts as used by another process: a CUDA context takes about 0.5 GiB."""
 
 
 def device_for_rank(site_device: str) -> torch.device:
@@ -56,7 +61,7 @@ def accelerator(number: int) -> torch.device:
 
 
 def _seen(count: int) -> str:
-    return f"PyTorch sees {count}: {gpus.why_missing(count, torch.version.cuda, torch.version.hip)}."
+    return f"PyTorch sees {count}: {gpus.why_missing(torch.version.cuda, torch.version.hip)}."
 
 
 def use(device: torch.device) -> None:
@@ -65,12 +70,33 @@ def use(device: torch.device) -> None:
         torch.accelerator.set_device_index(device)
 
 
+def bind_to_near_cores(device: torch.device) -> None:
+    """Bind all threads of this process to the CPU cores next to its GPU, by Linux's list of them. Its memory follows:
+    Linux allocates it near the core that touches it first.
+
+    A process that was given fewer of these cores than it has threads, as on a shared node, is left as it is. torchrun's
+    --numa-binding would end it there, and wherever the program numactl is missing.
+    """
+    if device.type != "cuda":
+        return
+    gpu: Any = torch.cuda.get_device_properties(device)
+    listed = PCI / f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0" / "local_cpulist"
+    parts = re.findall(r"(\d+)(?:-(\d+))?", listed.read_text()) if listed.exists() else []
+    near = {core for first, last in parts for core in range(int(first), int(last or first) + 1)}
+    cores = near & os.sched_getaffinity(0)
+    if len(cores) < torch.get_num_threads():
+        return
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread.name), cores)
+
+
 def warn_if_shared(device: torch.device) -> None:
     """Warn if another process uses the device; call it before this process has any tensors there."""
     if (total := memory(device)) is None:
         return
     used = total - torch.accelerator.get_memory_info(device)[0]
-    if used > gpus.BUSY_MIB * 2**20:
+    if used > BUSY:
         print(
             f"warning: {device} on {os.uname().nodename} has {used / 2**30:.1f} GiB in use by another process, so this "
             "run may run out of memory and its timings are unreliable; request GPUs for exclusive use",

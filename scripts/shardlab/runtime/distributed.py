@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shardlab.errors import UserError
 from shardlab.models._sequence import SequenceSplit
 from shardlab.patches import torch_internals
-from shardlab.runs import cpu_binding
+from shardlab.runs import gpus
 from shardlab.runtime import device, one_node
 from shardlab.settings.mesh import TIMES, ParallelDims
 from shardlab.settings.sites import SiteRuntime
@@ -51,7 +51,7 @@ class World:
     @property
     def cpus(self) -> str:
         """The CPU cores that this rank may run on, as in 0-3,8."""
-        return cpu_binding.own()
+        return gpus.cores()
 
     @property
     def is_rank0(self) -> bool:
@@ -162,9 +162,9 @@ def start(site: SiteRuntime, timeout_seconds: int = 600) -> None:
     Raises:
         UserError: the site says cuda, but there are fewer GPUs than ranks on this node.
     """
-    cpu_binding.bind(site.cpu_binding)
     own = device.device_for_rank(site.device)
     device.use(own)
+    device.bind_to_near_cores(own)
     device.warn_if_shared(own)
     device.exact()
     if "RANK" in os.environ and not dist.is_initialized():

@@ -12,7 +12,6 @@ from shardlab.settings import pretrained
 from shardlab.settings.mesh import AXES, ParallelDims, divisors, divisors_of
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
-from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import CAUSAL, Strategy, Workload
 from shardlab.settings.variants import ALONE, NEEDS
 
@@ -186,19 +185,12 @@ def check_task(recipe: Recipe, workload: Workload, name: str) -> None:
         )
 
 
-def check_script(
-    strategy: Strategy, name: str, workload: str, recipe: Recipe, site: SiteRuntime, site_name: str
-) -> None:
-    """Check that a strategy's script can train the workload, and that the site can start it."""
+def check_script(strategy: Strategy, name: str, workload: str, recipe: Recipe) -> None:
+    """Check that a strategy's script can train the workload."""
     if strategy.workloads and workload not in strategy.workloads:
         raise Unsupported(
             f"{strategy.script} trains only {choices(strategy.workloads)}; teach it {workload}, and add that to "
             f"workloads of {name} in config/strategies.yaml."
-        )
-    if strategy.launcher and site.srun is None:
-        raise Unsupported(
-            f"{name} starts its script with srun, which site {site_name} does not have; choose a site "
-            "with Slurm, or remove `launcher` from the strategy."
         )
     if recipe.evaluation == "sharded":
         raise Unsupported(

@@ -57,7 +57,7 @@ def run(
     mesh = _mesh(strategy, strategy_name, nodes, ranks)
     segments = _segments(workload, workload_base, args)
     if strategy.script:
-        compatibility.check_script(strategy, strategy_name, workload_base, recipe, site, config.site)
+        compatibility.check_script(strategy, strategy_name, workload_base, recipe)
     else:
         compatibility.check_tensor(strategy, mesh, workload, workload_base, args, ranks)
         compatibility.check_context(strategy, mesh, workload, workload_base, args, data.options)
@@ -94,7 +94,6 @@ def run(
         data=data,
         recipe=recipe,
         script=strategy.script,
-        script_launcher=strategy.launcher,
         site=site,
         site_name=config.site,
     )
@@ -282,15 +281,13 @@ def _check_size(config: Config, name: str, ranks: int, site: SiteRuntime) -> Non
 def _mesh(strategy: Strategy, name: str, nodes: int, ranks: int) -> ParallelDims:
     """Return the strategy's degrees, completed to the world size."""
     where = f"config/strategies.yaml: {name}"
-    if strategy.launcher and not (strategy.script and strategy.degrees):
-        raise UserError(f"{where}: launcher starts the ranks of a script; set script and a degree, such as tp: -1.")
     if strategy.workloads and not strategy.script:
         raise UserError(f"{where}: workloads are those that a script knows; set script, or remove workloads.")
     if strategy.script:
-        if own := strategy.model_fields_set - {"script", "launcher", "min_ranks", "workloads", *AXES}:
+        if own := strategy.model_fields_set - {"script", "min_ranks", "workloads", *AXES}:
             raise UserError(
                 f"{where}: only this project's own training reads {choices(own)}; remove that, as a script decides "
-                f"everything but its number of ranks (known with script: launcher, min_ranks, workloads, "
+                f"everything but its number of ranks (known with script: min_ranks, workloads, "
                 f"{', '.join(AXES)})."
             )
         scripts.check(strategy.script, where)

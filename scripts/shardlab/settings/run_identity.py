@@ -20,7 +20,7 @@ KEYS: dict[str, dict[str, str]] = {
         "time": "checkpoint_interval_steps checkpoint_interval_minutes keep_last_checkpoints",
     },
     "site": {
-        "place": "nodes_max ranks_per_node_max cpus_per_rank omp_threads cpu_binding setup_commands environment "
+        "place": "nodes_max ranks_per_node_max cpus_per_rank omp_threads setup_commands environment "
         "environment_node environment_clear srun container slurm hardware",
         "time": "hang_seconds stop_seconds warning",
     },

@@ -20,9 +20,6 @@ Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
 Host = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]*$")]
 """Part of a host name, or the name of a network interface."""
 
-CpuList = Annotated[str, StringConstraints(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
-"""Numbers of CPU cores, as in 0-3,8."""
-
 
 Stage = Literal["init", "plan", "train", "noise_floor", "evaluate", "preflight", "collectives"]
 """Stages that run in separate jobs."""
@@ -57,13 +54,6 @@ class Queue(Strict):
     constraint: str | None = Field(None, description="Required node features.")
     flags: list[str] = Field(default=[], description="sbatch flags in addition to those of `slurm`.")
     billing: Billing | None = Field(None, description="What the site charges for a job of this queue.")
-    memory_mb_per_rank: PositiveInt | None = Field(None, description="Memory per rank on a node (MiB).")
-    cpus_per_rank: PositiveInt | None = Field(
-        None, description="CPU cores per rank, where this queue's nodes have fewer than the site's key says."
-    )
-    jobs_max: PositiveInt | None = Field(
-        None, description="Most jobs that a call submits to this queue at a time (null: the call's --jobs)."
-    )
     nodes_max: PositiveInt | None = Field(None, description="Maximum nodes of a job (null: no limit).")
     gpus_per_node_max: PositiveInt | None = Field(None, description="Maximum GPUs of a job on a node (null: no limit).")
     gpus_max: PositiveInt | None = Field(None, description="Maximum GPUs of a job (null: no limit).")
@@ -75,23 +65,13 @@ class Queue(Strict):
 
     def takes(self, nodes: int, gpus_per_node: int) -> bool:
         """Return whether a job of this size is within the limits."""
-        limits = (
-            (nodes, self.nodes_max),
-            (gpus_per_node, self.gpus_per_node_max),
-            (nodes * gpus_per_node, self.gpus_max),
-        )
-        return all(most is None or wanted <= most for wanted, most in limits)
+        wanted = {"nodes_max": nodes, "gpus_per_node_max": gpus_per_node, "gpus_max": nodes * gpus_per_node}
+        return all(number <= self.limits.get(key, number) for key, number in wanted.items())
 
     @property
-    def limits(self) -> str:
-        """The limits in words."""
-        limits = (
-            (self.nodes_max, "node"),
-            (self.gpus_per_node_max, "GPU per node"),
-            (self.gpus_max, "GPU in all"),
-        )
-        words = [f"{most} {what.replace(' ', 's ', 1) if most > 1 else what}" for most, what in limits if most]
-        return ", ".join(words) or "any size"
+    def limits(self) -> dict[str, int]:
+        """The limits of a job's size that are set."""
+        return {key: most for key in ("nodes_max", "gpus_per_node_max", "gpus_max") if (most := getattr(self, key))}
 
 
 class SlurmStage(Strict):
@@ -99,9 +79,6 @@ class SlurmStage(Strict):
 
     queue: list[str] | None = Field(None, min_length=1, description="Queues to try in this order.")
     runtime: PositiveInt | None = Field(None, description="Time limit (minutes).")
-    gpus: Literal["none"] | None = Field(
-        None, description="none, for plan alone: request no GPU, if the partition accepts such jobs."
-    )
 
 
 class Slurm(Strict):
@@ -124,18 +101,8 @@ class Slurm(Strict):
         description="Requeue a job under its id if it was asked to, was preempted or lost its node (false: "
         "if the site forbids it; Snakemake then submits it again).",
     )
-    gres: str | None = Field(
-        None,
-        pattern=r"^\w+(:[\w.]+)?(:\d+[TGM]?)?$",
-        description="A further generic resource of each node, such as nvme:1 (null: none). GPUs are those of `gpus`, "
-        "beside it always with --gpus-per-node.",
-    )
-    clusters: str | None = Field(None, description="Cluster, where one Slurm manages several (null: this one).")
     flags: list[str] = Field(default=[], description="Additional sbatch flags, such as --exclusive.")
     billing: Billing = Field(default=Billing(), description="What the site charges for a job.")
-    jobs_max: PositiveInt | None = Field(
-        None, description="Most jobs that a call submits at a time (null: the call's --jobs, 100 in the profile)."
-    )
     queues: dict[str, Queue] = Field(
         default={}, description="Queues by name, where jobs of different sizes or stages go different ways."
     )
@@ -147,13 +114,6 @@ class Slurm(Strict):
     stages: dict[Stage, SlurmStage] = Field(
         default={}, description=f"Overrides for the jobs of a stage: {', '.join(get_args(Stage))}."
     )
-
-    @field_validator("stages")
-    @classmethod
-    def _gpus_where_needed(cls, stages: dict[Stage, SlurmStage]) -> dict[Stage, SlurmStage]:
-        if wrong := [name for name, stage in stages.items() if stage.gpus == "none" and name != "plan"]:
-            raise ValueError(f"{wrong[0]}: gpus: only plan can run without a GPU; remove the key")
-        return stages
 
     @model_validator(mode="after")
     def _known_queues(self) -> Self:
@@ -223,16 +183,9 @@ class Srun(Strict):
     interface: Host | None = Field(
         None, description="Network interface whose IPv4 address is the node's address, instead of its name."
     )
-    port_first: int = Field(20000, ge=1024, le=65000, description="First port for the rendezvous.")
-    ports: PositiveInt = Field(10000, description="Number of ports: job N uses port_first + N modulo this.")
-
-    @model_validator(mode="after")
-    def _are_ports(self) -> Self:
-        if self.port_first + self.ports > 65536:
-            raise ValueError(
-                f"port_first {self.port_first} + ports {self.ports} exceeds the last port, 65535; lower one of them"
-            )
-        return self
+    port_first: int = Field(
+        20000, ge=1024, le=55536, description="First of 10,000 ports for the rendezvous: job N uses N modulo these."
+    )
 
 
 OF_IMAGE = ("binds", "image", "mount", "mounts", "project")
@@ -282,14 +235,8 @@ class Container(ContainerExec):
     image_is: Literal["file", "name"] = Field(
         "file", description="Kind of `image`: a file, or a name known to the command, as for podman-hpc and shifter."
     )
-    base: Literal["docker", "debootstrap", "rocm"] = Field(
-        "docker",
-        description="Base of the built image. docker: python:3.x-slim of Docker Hub; debootstrap: Debian 12; rocm: "
-        "`rocm_image` with the PyTorch inside it, for AMD GPUs.",
-    )
-    rocm_image: str = Field(
-        "rocm/pytorch:latest",
-        description="Docker Hub image for base rocm, with PyTorch for ROCm, of 2.11 to the release in envs/train.txt.",
+    base: Literal["docker", "debootstrap"] = Field(
+        "docker", description="Base of the built image. docker: python:3.x-slim of Docker Hub; debootstrap: Debian 12."
     )
     mirror: str | None = Field(
         None, description="Debian mirror for base debootstrap (null: as in this machine's apt settings)."
@@ -321,12 +268,6 @@ class SiteRuntime(Strict):
     cpus_per_rank: PositiveInt = Field(1, description="CPU cores per rank.")
     omp_threads: PositiveInt | None = Field(
         None, description="OpenMP threads per rank (null: cpus_per_rank), for Slurm that counts hardware threads."
-    )
-    cpu_binding: list[CpuList] | None = Field(
-        None,
-        min_length=1,
-        description="Bind each rank to the cores next to its GPU: a list of cores for each GPU of a node, in their "
-        "order, such as [0-15, 16-31] (null: as Slurm leaves it).",
     )
     setup_commands: list[str] = Field(
         default=[], description="Shell lines to run on each node before its ranks start, such as module load."

@@ -281,15 +281,10 @@ class Strategy(StrategyOptions, Degrees):
     script: str | None = Field(
         None,
         description="A program of your own that trains instead of this project (docs/your-own.md): its path, relative "
-        "to the project's root. Besides, only degrees, min_ranks, workloads and launcher can be set.",
+        "to the project's root. Besides, only degrees, min_ranks and workloads can be set.",
     )
     workloads: list[str] = Field(
         [], description="With `script`: the workloads that it can train; the others are left out. Empty: all."
-    )
-    launcher: Literal["srun"] | None = Field(
-        None,
-        description="With `script`: srun starts a task per rank, without torchrun; the script reads SLURM_PROCID "
-        "(null: torchrun, or one process without degrees).",
     )
     min_ranks: PositiveInt = Field(
         1, description="Minimum number of ranks: ranks_per_node is raised to reach it (2-D meshes need 4)."
@@ -402,9 +397,6 @@ class Run(Ranks):
     script: str | None = Field(
         None, description="The user's program that trains, from the project's root; null: this project's."
     )
-    script_launcher: Literal["srun"] | None = Field(
-        None, description="What starts the script's ranks; null: torchrun, or one process without a mesh."
-    )
     sources: dict[str, str] = Field(
         default={},
         description="Code that trains it: digests, one of each folder of scripts/shardlab, or of a script's files.",
@@ -413,7 +405,7 @@ class Run(Ranks):
     @property
     def needs_torchrun(self) -> bool:
         """See Ranks: DeepSpeed needs it for one rank as well."""
-        return self.engine != "torch" or (bool(self.mesh) and self.script_launcher is None)
+        return self.engine != "torch" or bool(self.mesh)
 
     @property
     def zero_stage(self) -> int | None:

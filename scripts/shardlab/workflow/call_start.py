@@ -10,7 +10,7 @@ from snakemake.exceptions import WorkflowError
 
 from shardlab.errors import PROFILE, UserError
 from shardlab.patches import snakemake_core
-from shardlab.runs import commands, forkserver, progress, signals, slurm, slurm_reattach, snakemake_lock
+from shardlab.runs import commands, forkserver, progress, signals, slurm_reattach, snakemake_lock
 from shardlab.settings.config import Config
 from shardlab.settings.sites import Site
 from shardlab.settings.types import Run
@@ -47,8 +47,6 @@ def begin(arguments: list[str], folder: Path) -> None:
     # Jobs inherit it, for the calls that their error messages name.
     if profile := call_checks.profile(arguments):
         os.environ.setdefault(PROFILE, profile)
-    if job := slurm.job_id():
-        os.environ.setdefault(slurm.DRIVER, job)
     call_checks.check_folder(folder)
     # Also in a dry run.
     snakemake_core.ancient_inputs_decide_nothing()
@@ -64,7 +62,7 @@ def take_over(arguments: list[str], folder: Path) -> None:
         return
     snakemake_lock.take(folder)
     slurm_reattach.install(folder)
-    snakemake_core.look_again_once()
+    snakemake_core.without_default_rate_limit()
     progress.install()
 
 
@@ -86,8 +84,6 @@ def check_slurm(arguments: list[str], config: Config, site: Site) -> None:
     """
     if not call_checks.submits_to_slurm(arguments):
         return
-    if problem := slurm.path_obstacle(sys.executable):
-        raise UserError(f"{problem}.")
     if "--slurm-array-jobs" in " ".join(arguments):
         raise UserError(
             "--slurm-array-jobs cannot be used here: a training that is stopped goes back into the queue under its own "

@@ -23,21 +23,11 @@ class JobRequests:
         self.call = call
         if call.site.slurm is None:
             return
-        slurm.use_cluster(call.site.slurm)
         for run in call.requested.values():
             try:
                 slurm.queue_for(call.site.slurm, "train", *stages.scope("train", run).size(run))
             except UserError as error:
                 raise UserError(f"{run.strategy} x {run.workload}: {error}") from None
-
-    def limits(self, jobs: int | None) -> dict[str, int]:
-        """Return the most of each of Snakemake's resources that all jobs may have at a time, by its name.
-
-        ``jobs``: that a call submits at a time; None if it submits none.
-        """
-        if self.call.site.slurm is None or not jobs:
-            return {}
-        return slurm.limits(self.call.site.slurm) | {"_nodes": min(jobs, self.call.site.slurm.jobs_max or jobs)}
 
     def of_a_run(self, stage: str, like: Stage | None = None) -> dict[str, Any]:
         """Return the Slurm resources of a stage's jobs: what `shardlab launch` will start.
@@ -72,14 +62,12 @@ class JobRequests:
             with as_workflow_error():
                 return slurm.resources(self.call.site, stage, nodes, gpus_per_node, runtime)
 
-        limited = slurm.limits(self.call.site.slurm)
-
         def depending_on_size(key: str) -> Callable[[Any], Any]:
-            return lambda wildcards: requested(*size(wildcards)).get(key, 0 if key in limited else None)
+            return lambda wildcards: requested(*size(wildcards)).get(key)
 
         # Use functions only for what depends on the size: Snakemake calls each several times per job.
-        fixed = {key: value for key, value in requested(1, 1).items() if key not in {*slurm.SIZED, *limited}}
-        return fixed | {key: depending_on_size(key) for key in (*slurm.SIZED, *limited)}
+        fixed = {key: value for key, value in requested(1, 1).items() if key not in slurm.SIZED}
+        return fixed | {key: depending_on_size(key) for key in slurm.SIZED}
 
     def threads(self, stage: str) -> Callable[[Any], int]:
         """Return the CPU cores per node of a stage's job."""
