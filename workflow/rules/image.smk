@@ -16,10 +16,13 @@ rule wheelhouse:
         "results/logs/wheelhouse.log",
     conda:
         environment("workflow")
+    params:
+        base=SITE.container.base,
     message:
         "Collecting the wheels of {input}"
     shell:
-        f"{SHARDLAB} wheelhouse --lock {{input:q}} --output {{output:q}} > {{log:q}} 2>&1"
+        f"{SHARDLAB} wheelhouse"
+        " --base {params.base:q} --lock {input:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule image:
@@ -36,7 +39,7 @@ rule image:
         environment("workflow")
     params:
         container=SITE.container.model_dump_json(
-            include={"command", "base", "mirror", "build_flags"}
+            include={"command", "base", "rocm_image", "mirror", "build_flags"}
         ),
         variables=SITE.environment_clear,
         wheels=subpath(input.wheels, parent=True),

@@ -29,6 +29,8 @@ ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Names of architectures in an image's label, and those that Linux uses."""
 COMPRESSION = "-comp zstd -Xcompression-level 3"
 """Of the image's file system."""
+NOT_FOR_ROCM = re.compile(r"(?:torch|triton)==|nvidia-|cuda-", re.IGNORECASE)
+"""Pins of what an image with PyTorch for ROCm provides itself, and of what only NVIDIA GPUs use."""
 
 
 @program
@@ -123,8 +125,9 @@ def build_arguments(settings: Container, definition: Path, lock: Path, wheels: P
     return {
         "base": settings.base,
         "bootstrap": "debootstrap" if settings.base == "debootstrap" else "docker",
-        "from": f"python:{python}-slim",
+        "from": settings.rocm_image if settings.base == "rocm" else f"python:{python}-slim",
         "python": python,
+        "oldest_torch": torch_releases.OLDEST,
         "mirror": mirror,
         # Relative: %files of a definition does not support spaces in paths.
         "wheelhouse": os.path.relpath(wheels.resolve(), ROOT),
@@ -156,16 +159,27 @@ def pytorch(labelled: dict[str, str]) -> dict[str, str | int | None]:
 def wheelhouse(
     lock: Path,
     output: Annotated[Path, "list to write; the wheels go into its folder"],
+    base: Annotated[str, "the site's container.base"] = Container().base,
 ) -> None:
     """Collect the pinned wheels of the image, on the login node, with the pip settings of this machine."""
     folder = output.parent
     new = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(new, ignore_errors=True)
-    # `wheel`, not `download`: source packages are built here, so that the image needs no index for them either.
-    collect = [sys.executable, "-m", "pip", "wheel", "--quiet", "--use-pep517", "--wheel-dir", str(new)]
-    if subprocess.run([*collect, "-r", str(lock)]).returncode:
+    lines = lock.read_text(encoding="utf-8").splitlines()
+    if subprocess.run(pip_command(base, lock, lines, new)).returncode:
         shutil.rmtree(new, ignore_errors=True)
         raise UserError(f"pip could not collect the packages of {lock}; see the error above.")
     write_json(new / output.name, sorted(path.name for path in new.glob("*.whl")))
     shutil.rmtree(folder, ignore_errors=True)
     new.rename(folder)
+
+
+def pip_command(base: str, lock: Path, lines: list[str], folder: Path) -> list[str]:
+    """Build pip's command that puts the wheels of a lock file, given by its ``lines``, into ``folder``."""
+    # `wheel`, not `download`: source packages are built here, so that the image needs no index for them either.
+    collect = [sys.executable, "-m", "pip", "wheel", "--quiet", "--use-pep517", "--wheel-dir", str(folder)]
+    if base != "rocm":
+        return [*collect, "-r", str(lock)]
+    pins = [line.split("#")[0].strip() for line in lines if re.match("[A-Za-z0-9]", line)]
+    # The lock file has every package, and dependencies would bring PyTorch for CUDA back.
+    return [*collect, "--no-deps", *(pin for pin in pins if not NOT_FOR_ROCM.match(pin))]

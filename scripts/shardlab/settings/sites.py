@@ -235,8 +235,14 @@ class Container(ContainerExec):
     image_is: Literal["file", "name"] = Field(
         "file", description="Kind of `image`: a file, or a name known to the command, as for podman-hpc and shifter."
     )
-    base: Literal["docker", "debootstrap"] = Field(
-        "docker", description="Base of the built image. docker: python:3.x-slim of Docker Hub; debootstrap: Debian 12."
+    base: Literal["docker", "debootstrap", "rocm"] = Field(
+        "docker",
+        description="Base of the built image. docker: python:3.x-slim of Docker Hub; debootstrap: Debian 12; rocm: "
+        "`rocm_image` with the PyTorch inside it, for AMD GPUs.",
+    )
+    rocm_image: str = Field(
+        "rocm/pytorch:latest",
+        description="Docker Hub image for base rocm, with PyTorch for ROCm, of 2.11 to the release in envs/train.txt.",
     )
     mirror: str | None = Field(
         None, description="Debian mirror for base debootstrap (null: as in this machine's apt settings)."
