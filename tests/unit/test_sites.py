@@ -97,3 +97,8 @@ def test_srun_gets_the_image_and_a_node_s_lines_run_inside_it():
     inside = text.partition(f"{option}'")[2]
     assert inside.startswith(f"cd {commands.PROJECT}\n")
     assert inside.partition("\nexec ")[0].endswith("\nexport GLOO_SOCKET_IFNAME=hsn0")
+
+
+def test_a_path_that_slurm_jobs_cannot_start_with_is_said():
+    assert slurm.path_obstacle("/home/me/shardlab/.venv/bin/python") is None
+    assert "a folder without spaces, quotes and $" in slurm.path_obstacle("/home/me/my project/.venv/bin/python")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,19 @@ PACKED = "SHARDLAB_PACKED"
 """Environment variable in a job whose node several runs share (`shardlab pack`)."""
 TIME_LIMIT = "time limit"
 """Reason to stop a training whose job is near its time limit."""
+
+
+def path_obstacle(python: str) -> str | None:
+    """Return what to do if Slurm jobs cannot start with this Python; None if they can.
+
+    Snakemake writes its path unquoted into the job's script.
+    """
+    if shlex.quote(python) == python:
+        return None
+    return (
+        f"the path of {python} has characters that are special to a shell, and Snakemake writes it unquoted into Slurm "
+        "jobs; move the project to a folder without spaces, quotes and $, or run it without Slurm"
+    )
 
 
 def job_id() -> str | None:

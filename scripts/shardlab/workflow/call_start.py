@@ -84,6 +84,8 @@ def check_slurm(arguments: list[str], config: Config, site: Site) -> None:
     """
     if not call_checks.submits_to_slurm(arguments):
         return
+    if problem := slurm.path_obstacle(sys.executable):
+        raise UserError(f"{problem}.")
     if "--slurm-array-jobs" in " ".join(arguments):
         raise UserError(
             "--slurm-array-jobs cannot be used here: a training that is stopped goes back into the queue under its own "
