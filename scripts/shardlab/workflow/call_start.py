@@ -10,7 +10,7 @@ from snakemake.exceptions import WorkflowError
 
 from shardlab.errors import PROFILE, UserError
 from shardlab.patches import snakemake_core
-from shardlab.runs import commands, forkserver, progress, signals, slurm_reattach, snakemake_lock
+from shardlab.runs import commands, forkserver, progress, signals, slurm, slurm_reattach, snakemake_lock
 from shardlab.settings.config import Config
 from shardlab.settings.sites import Site
 from shardlab.settings.types import Run
