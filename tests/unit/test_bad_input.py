@@ -45,7 +45,7 @@ CONFIGURATIONS = [
     (swept({"compile_backend": ["a/b"]}), ["becomes part of a file name"]),
     (swept({"tp": [3]}), ["no variant is possible"]),
     ({"workloads": ["mnist@seed=2@learning_rate=0.1"]}, ["must be written mnist@learning_rate=0.1@seed=2"]),
-    (at_site({"slurm": {"stages": {"init": {"gpus": "none"}}}}), ["init: gpus: only plan can run without a GPU"]),
+    (at_site({"slurm": {"stages": {"init": {"gpus": "none"}}}}), ["unknown key `slurm.stages.init.gpus`"]),
     (at_site({"slurm": {"acount": "x"}}), ["site_settings", "slurm.acount", "did you mean `account`?"]),
     (at_site({"slurm": {"runtime": 2}}), ["has 2 minutes and is asked to stop 120 s before the end"]),
     (at_site({"slurm": {"queue": ["big"]}}), ["queue: big is not one of queues (known: none; define it there)"]),
