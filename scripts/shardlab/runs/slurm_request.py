@@ -36,6 +36,8 @@ IMAGE = "containers/train.sif"
 """The image that the workflow builds, where the site's file names none."""
 STARTS = re.compile(r" to start at \S+ using .* in partition (\S+)")
 """What sbatch --test-only says of a job that Slurm takes."""
+BUSY = re.compile(r"\b(?:down|drained|reserved|busy)\b", re.IGNORECASE)
+"""In refusals that are no fault of the request: the job would wait."""
 LIMITS = re.compile(r"\b((?:MaxTime|PreemptMode|GraceTime)=\S+)|^((?:JobRequeue|KillWait|PreemptType)\s*= .*\S)", re.M)
 """What scontrol says of a partition, and of Slurm, that matters to a training: docs/cluster.md has what it means."""
 
@@ -153,6 +155,8 @@ def trial(requests: Iterable[Request]) -> tuple[list[str], list[str]]:
         if found := STARTS.search(text):
             said.append(f"start: {request}: {text}")
             partitions.add(found[1])
+        elif BUSY.search(text):
+            said.append(f"start: unknown for {request}: {text}")
         else:
             wrong.append(
                 f"Slurm refuses {request}: {text.rstrip('.')}; the keys that say what is requested are nodes, "

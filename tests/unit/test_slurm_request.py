@@ -28,7 +28,7 @@ def test_a_figure_that_slurm_does_not_give_is_left_out_but_whether_a_job_trains_
 
 
 def test_a_job_that_slurm_would_refuse(monkeypatch, tmp_path):
-    """In sbatch's own words. Of one that it takes: when it starts, and its partition's limits."""
+    """In sbatch's own words; one whose nodes are down would wait. Of one that it takes: its start, its limits."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     request = Request("ddp x mlp", slurm.resources(Site(cpus_per_rank=2, slurm={"gpus": "gres"}), "train", 1, 4))
     reason = "allocation failure: Invalid account or account/partition combination specified"
@@ -37,6 +37,9 @@ def test_a_job_that_slurm_would_refuse(monkeypatch, tmp_path):
     assert said == []
     assert wrong.startswith(f"Slurm refuses ddp x mlp (1 x 4 GPUs): {reason}; the keys ")
     assert wrong.rpartition("It was asked: ")[2].startswith("sbatch ")
+    reason = "allocation failure: Required node not available (down, drained or reserved)"
+    program(tmp_path / "sbatch", f"echo '{reason}' >&2; exit 1")
+    assert trial([request]) == ([f"start: unknown for ddp x mlp (1 x 4 GPUs): {reason}"], [])
     starts = "sbatch: Job 5 to start at 2026-01-01T00:00:00 using 8 processors on nodes n1 in partition batch"
     program(tmp_path / "sbatch", f"echo '{starts}' >&2")
     shown = "PartitionName=batch\n   MaxTime=02:00:00 MinNodes=0\n   GraceTime=10 PreemptMode=REQUEUE"
