@@ -168,11 +168,6 @@ def chosen(request):
 
 
 def parametrized(cases):
-    """Parametrize a test with cases."""
-    return with_marks(cases, lambda case: case.long)
-
-
-def with_marks(cases, is_long):
     """Parametrize a test with cases, some of them of the long form."""
-    found = [pytest.param(case, id=case.name, marks=[pytest.mark.long] * is_long(case)) for case in cases]
+    found = [pytest.param(case, id=case.name, marks=[pytest.mark.long] * case.long) for case in cases]
     return pytest.mark.parametrize("case", found)

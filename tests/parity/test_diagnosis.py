@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 import pytest
-from cases import Case, chosen, with_marks
+from cases import Case, chosen, parametrized
 from group import job, reference_captures
 
 from traindiff.capture_files import Capture
@@ -13,7 +13,7 @@ from traindiff.pair import Pair
 
 SHORT = [Case("tp_sp", "llama2"), Case("zero3", "llama2"), Case("pp", "moe")]
 """One of each engine."""
-LONG = [Case("fsdp", "llama2"), Case("cp", "llama2"), Case("ep", "moe"), Case("cp", "vit")]
+LONG = [Case(*names, long=True) for names in (("fsdp", "llama2"), ("cp", "llama2"), ("ep", "moe"), ("cp", "vit"))]
 
 
 def folder_of(captures, case):
@@ -38,7 +38,7 @@ def captures(request, server, tmp_path_factory, tiny_data):
     return folder
 
 
-@with_marks([*SHORT, *LONG], LONG.__contains__)
+@parametrized([*SHORT, *LONG])
 def test_nothing_differs_in_a_correct_run(captures, case):
     place = folder_of(captures, case)
     found = diagnose(Pair(*(Capture(place / name) for name in (case.name, "single", "twin"))))
