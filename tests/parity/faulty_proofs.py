@@ -22,8 +22,7 @@ from shardlab.errors import UserError
 from shardlab.parallel import ddp
 from shardlab.parallel.native import NativeEngine
 from shardlab.proof import of_workload, prove, tiny_config
-from shardlab.proof.step_on_ranks import one_process, under_strategy
-from shardlab.proof.tiny_runs import Written
+from shardlab.proof.step_on_ranks import Written, one_process, under_strategy
 from shardlab.settings.types import read_run
 
 

@@ -17,9 +17,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from helpers.common import ROOT
 from shardlab.models._transformers import WITHOUT_EFFECT, configuration
-from shardlab.proof import of_workload, proof_table, prove, step_on_ranks, tiny_config
-from shardlab.proof.step_on_ranks import GRADIENT, LOSS, NORM, UPDATED, Difference, RankStep
-from shardlab.proof.tiny_runs import LENGTH, Written, tiny_run
+from shardlab.proof import of_workload, prove, step_on_ranks, tiny_config
+from shardlab.proof.step_on_ranks import GRADIENT, LENGTH, LOSS, NORM, UPDATED, Difference, RankStep, Written, tiny_run
 from shardlab.proof.warm_ranks import Answer
 
 LLAMA4 = ["chunked_attention"] * 2 + ["full_attention"] * 2
@@ -100,12 +99,12 @@ def test_what_a_proof_does_not_show_is_said():
 def test_what_to_do_about_a_strategy_that_differs():
     proofs = [prove.Proof("tp", "equal"), prove.Proof("pp", "differs"), prove.Proof("cp", "refused")]
     do = "pp: a stage gets less than the layers read: leave `pp` out, or use tp."
-    assert proof_table.summary(proofs) == [do, "1 equal, 1 differs, 1 refused"]
-    assert "leave `ep` out, or use cp" in proof_table.remedy(prove.Proof("fsdp_ep_cp", "differs"), ["cp"]), (
+    assert prove.summary(proofs) == [do, "1 equal, 1 differs, 1 refused"]
+    assert "leave `ep` out, or use cp" in prove.remedy(prove.Proof("fsdp_ep_cp", "differs"), ["cp"]), (
         "not the equal axis"
     )
     proof = prove.Proof("ddp", "differs", f"x{prove.OWN_STATISTICS}")
-    assert proof_table.remedy(proof, []) == "set recipe.sync_batch_norm, or train on one device"
+    assert prove.remedy(proof, []) == "set recipe.sync_batch_norm, or train on one device"
 
 
 @pytest.mark.parametrize(("parts", "heads"), [(2, 2), (8, 2), (16, 1)])

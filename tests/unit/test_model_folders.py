@@ -18,9 +18,9 @@ from shardlab import models
 from shardlab.cli import check_model
 from shardlab.errors import UserError
 from shardlab.models import _transformers
-from shardlab.proof import of_workload, proof_table, tiny_config
-from shardlab.proof.prove import Proof
-from shardlab.proof.tiny_runs import Written, tiny_run
+from shardlab.proof import of_workload, tiny_config
+from shardlab.proof.prove import Proof, remedy
+from shardlab.proof.step_on_ranks import Written, tiny_run
 from shardlab.settings import pretrained
 from shardlab.settings.pretrained import settings as settings_of
 from shardlab.settings.types import Model
@@ -332,7 +332,7 @@ def test_a_strategy_that_is_not_proven_equal_is_refused(tmp_path, monkeypatch, t
     of_workload.check(run, verdicts, path)
     failed = {"mp", "tp@tp=4", "tp@tp=8"} | ({"ddp"} if task == "instruction_tuning" else set())
     of = "its documents one at a time" if task == "instruction_tuning" else "one process"
-    remedies = {name: proof_table.remedy(Proof(name, "failed"), ["fsdp", "cp"]) for name in verdicts}
+    remedies = {name: remedy(Proof(name, "failed"), ["fsdp", "cp"]) for name in verdicts}
     assert pretrained.refusals(run, "mine") == {
         **{name: f"it could not be proven at tiny sizes (why); {remedies[name]}." for name in failed},
         "pp": f"at tiny sizes a step is not that of {of}: why; {remedies['pp']}.",

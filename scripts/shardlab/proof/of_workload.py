@@ -8,9 +8,9 @@ from shardlab.data import model_config
 from shardlab.errors import UserError
 from shardlab.files import write_json
 from shardlab.models import _transformers
-from shardlab.proof import proof_table, tiny_config
-from shardlab.proof.prove import Proof, prove
-from shardlab.proof.tiny_runs import Written
+from shardlab.proof import tiny_config
+from shardlab.proof.prove import Proof, prove, remedy
+from shardlab.proof.step_on_ranks import Written
 from shardlab.runtime.tasks import is_packed
 from shardlab.settings import load, pretrained
 from shardlab.settings.types import Run, Strategy
@@ -57,7 +57,7 @@ def _why(proof: Proof, equal: list[str], *, packed: bool) -> str:
     """Return why a strategy must not train; ``packed``: rows of several documents."""
     if proof.verdict == "refused":
         return proof.reason
-    use = proof_table.remedy(proof, equal)
+    use = remedy(proof, equal)
     if proof.verdict == "differs":
         one = "its documents one at a time" if packed else "one process"
         return f"at tiny sizes a step is not that of {one}: {proof.reason}; {use}."

@@ -20,8 +20,7 @@ from transformers.utils import logging
 from shardlab.errors import UserError
 from shardlab.models._library_chain import example, on_fake_tensors
 from shardlab.models._transformers import CLASSES, WITHOUT_EFFECT, floats
-from shardlab.proof.step_on_ranks import NOISE
-from shardlab.proof.tiny_runs import LENGTH, LOWEST, PICTURE, VOCABULARY
+from shardlab.proof.step_on_ranks import LENGTH, LOWEST, NOISE, PICTURE, VOCABULARY
 
 LAYERS, WIDTH, HEADS, GROUPS, HEAD, ROTARY, HIDDEN, EXPERTS = 4, 64, 4, 2, 16, 8, 96, 4
 MOST_LAYERS = 2 * LAYERS
