@@ -77,21 +77,14 @@ def test_a_length_that_no_sequence_exceeds_is_none_in_a_proof():
 
 
 def test_what_a_proof_does_not_show_is_said():
-    assert tiny_config.about(transformers.GPTNeoXConfig(classifier_dropout=0.1)) == [], "of another class"
     config = transformers.SeedOssConfig(sparse_span=96, span_dim=96, hidden_sizes=[96], out_channels=96)
     assert tiny_config.about(config) == [
         "not shown to be exercised by a proof: sparse_span 96",
-        "0 in a proof, as dropout and noise: attention_dropout 0.1, residual_dropout 0.1",
-    ]
-    config = transformers.PhimoeConfig(input_jitter_noise=0.02, max_position_embeddings=64, sliding_window=None)
-    assert tiny_config.about(config) == [
-        "0 in a proof, as dropout and noise: input_jitter_noise 0.02",
-        "0 in a proof, though evaluation depends on it: router_jitter_noise 0.01",
+        "0 in a proof: attention_dropout 0.1, residual_dropout 0.1",
     ]
     config = transformers.Gemma3TextConfig(use_bidirectional_attention=True)
     config.sliding_window = 32  # of which the library writes another number
-    later = "sees later tokens, which are the targets of language modelling: gemma3_text"
-    assert tiny_config.about(config) == ["exceeded in a proof, at tiny values: sliding_window 32", later]
+    assert tiny_config.about(config) == ["exceeded in a proof, at tiny values: sliding_window 32"]
     config = transformers.LlamaConfig(sliding_window=16)
     assert tiny_config.about(config, unread=["sliding_window"]) == [f"{WITHOUT_EFFECT}: sliding_window"]
 
