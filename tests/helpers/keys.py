@@ -100,7 +100,6 @@ CHANGES = {
         "context_sizes": [],
         "experts": {},
         "segments": [1, "layers"],
-        "divisible": {},
         "data": {"embedded": {"name": "another", "reader": "package_source"}},
         "sizes": {
             "small": {"shape": {"vocab_size": 512}, "model": {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2}}

@@ -190,7 +190,6 @@ class Workload(Strict):
         description="Segments of the model's chain, between which pipelines split it: numbers and model arguments, "
         "added up. Empty: the model is not a chain; pp and mp are not supported.",
     )
-    divisible: dict[str, str] = Field(default={}, description="Model argument: another one that must divide it.")
     data: dict[Literal["embedded", "hub"], DataSource] = Field(
         min_length=1, description="Data sources; config key `data` selects one."
     )
