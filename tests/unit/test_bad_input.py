@@ -39,7 +39,6 @@ CONFIGURATIONS = [
     (MLP | {"recipe": {"global_batch_size": 1}}, ["1 has fewer samples than the 2 data-parallel ranks"]),
     (MLP | {"recipe": {"gradient_accumulation_steps": 32}}, ["samples", "set it to 16 or less"]),
     (MLP | {"recipe": {"label_smoothing": 0.1}}, ["task regression of workload mlp has no classes"]),
-    (MLP | {"recipe": {"dtype": "bfloat16", "ema_decay": 0.9}}, ["ema_decay: in dtype bfloat16 rounding leaves"]),
     (swept({"lerning_rate": [1]}), ["there is no key 'lerning_rate'; did you mean learning_rate?"]),
     (swept({"seed": {"first": 1}}), ["seed cannot be {'first': 1}: input should be a valid integer"]),
     (swept({"compile_backend": ["a/b"]}), ["becomes part of a file name"]),
