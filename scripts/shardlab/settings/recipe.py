@@ -23,8 +23,8 @@ class OptimizerClass(NamedTuple):
 
 OPTIMIZERS = {
     "sgd": OptimizerClass("torch.optim.SGD", ("momentum", "nesterov")),
-    "adam": OptimizerClass("torch.optim.Adam", ("betas", "eps", "amsgrad"), fused=True),
-    "adamw": OptimizerClass("torch.optim.AdamW", ("betas", "eps", "amsgrad"), fused=True),
+    "adam": OptimizerClass("torch.optim.Adam", ("betas", "eps"), fused=True),
+    "adamw": OptimizerClass("torch.optim.AdamW", ("betas", "eps"), fused=True),
     "adadelta": OptimizerClass("torch.optim.Adadelta", ("eps",)),
     "muon": OptimizerClass(
         "shardlab.runtime.muon.Muon", ("momentum", "nesterov", "adjust_lr_fn", "betas", "eps"), fused=True
@@ -53,10 +53,6 @@ class Optimizer(Strict):
     )
     eps: float | None = Field(
         None, gt=0, le=1, description=f"{choices(_taking('eps'))}: added to the denominator of an update."
-    )
-    amsgrad: bool | None = Field(
-        None,
-        description=f"{choices(_taking('amsgrad'))}: divide by the largest second moment so far, one more state.",
     )
     momentum: Decay | None = Field(None, description=f"{choices(_taking('momentum'))}: momentum.")
     nesterov: bool | None = Field(
