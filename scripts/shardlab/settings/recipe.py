@@ -26,9 +26,7 @@ OPTIMIZERS = {
     "adam": OptimizerClass("torch.optim.Adam", ("betas", "eps"), fused=True),
     "adamw": OptimizerClass("torch.optim.AdamW", ("betas", "eps"), fused=True),
     "adadelta": OptimizerClass("torch.optim.Adadelta", ("eps",)),
-    "muon": OptimizerClass(
-        "shardlab.runtime.muon.Muon", ("momentum", "nesterov", "adjust_lr_fn", "betas", "eps"), fused=True
-    ),
+    "muon": OptimizerClass("shardlab.runtime.muon.Muon", ("momentum", "nesterov", "betas", "eps"), fused=True),
 }
 """Name: class. Each but muon updates every value by itself, so that shards can be updated independently."""
 
@@ -57,11 +55,6 @@ class Optimizer(Strict):
     momentum: Decay | None = Field(None, description=f"{choices(_taking('momentum'))}: momentum.")
     nesterov: bool | None = Field(
         None, description=f"{choices(_taking('nesterov'))}: Nesterov's momentum; needs momentum."
-    )
-    adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = Field(
-        None,
-        description=f"{choices(_taking('adjust_lr_fn'))}: factor of a matrix's learning rate by its shape, as in "
-        "torch.optim.Muon.",
     )
 
     @property
