@@ -20,7 +20,7 @@ from shardlab.settings import registry, scripts
 from shardlab.settings.types import Run
 
 PACKAGE = ROOT / "scripts/shardlab"
-COMPUTES = ("learning_rate", "mesh", "pipeline_schedules", "precisions", "recipe")
+COMPUTES = ("mesh", "pipeline_schedules", "precisions", "recipe")
 ROOMS = {
     "data": ["**/*.py"],
     "models": ["**/*.py"],

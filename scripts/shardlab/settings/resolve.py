@@ -12,7 +12,6 @@ from shardlab.settings import (
     model_and_data,
     pretrained,
     scripts,
-    sweep,
     variants,
 )
 from shardlab.settings.config import Config
@@ -146,7 +145,7 @@ def weights_of(workload_name: str) -> str:
 
 def names(config: Config) -> list[tuple[str, str]]:
     """Return (strategy, workload) of all runs of a configuration, including variants, in the order of its lists."""
-    points = list(sweep.points(config))
+    points = list(variants.points(config))
     return list(
         dict.fromkeys(
             (_varied(strategy, ours), _with(workload, other))
@@ -197,7 +196,7 @@ def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
                 raise
             left_out[strategy, workload] = str(reason).removeprefix(f"{strategy} x {workload}: ")
     if config.sweep and not runs:
-        raise UserError(f"{sweep.WHERE}: no variant is possible: {next(iter(left_out.values()))}")
+        raise UserError(f"{variants.SWEEP}: no variant is possible: {next(iter(left_out.values()))}")
     for one in {(variants.base(one.workload), one.data.name): one for one in runs}.values():
         model_and_data.check_shared(config, one)
     return runs, left_out
