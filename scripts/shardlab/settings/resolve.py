@@ -11,7 +11,6 @@ from shardlab.settings import (
     load,
     model_and_data,
     pretrained,
-    scripts,
     variants,
 )
 from shardlab.settings.config import Config
@@ -292,7 +291,7 @@ def _mesh(strategy: Strategy, name: str, nodes: int, ranks: int) -> ParallelDims
                 f"everything but its number of ranks (known with script: launcher, min_ranks, workloads, "
                 f"{', '.join(AXES)})."
             )
-        scripts.check(strategy.script, where)
+        code_fingerprint.check_script(strategy.script, where)
         return multiply_out(strategy.degrees, nodes, ranks, where)
     if strategy.engine == "deepspeed":
         own = strategy.model_fields_set - {"engine", "config", "min_ranks"}
