@@ -185,13 +185,16 @@ def one_process(run: Run, folder: Path) -> OneProcess:
     """Write a tiny model's weights, and what the plain model computes from them in one step, without any engine.
 
     Raises:
-        UserError: the loss is finite in float32 alone, as of masks that only float32 holds.
+        UserError: the loss is not finite, as of masks that only float32 holds.
     """
     dtype = getattr(torch, run.recipe.dtype)
     model = models.build(run.model, run.task, dtype)
     weights = models.initial_weights(run.model, run.task, dtype, run.seed)
     save(_noisy(weights), models.state(model), folder / WEIGHTS)
-    task, micro = _loaded(run, model, folder)
+    materialize(model, folder / WEIGHTS, torch.device("cpu"))
+    model.train()
+    task = _task(run, folder)
+    micro = task.micro_batch("train", np.arange(run.recipe.global_batch_size))
     seen = trial.find_properties(run, task, model)
     if changing := seen.get("changing"):
         names = ", ".join([*dict.fromkeys(map(models.without_numbers, changing))][:3])
@@ -204,7 +207,7 @@ def one_process(run: Run, folder: Path) -> OneProcess:
         total = task.counted_loss(task.outputs(model, micro.batch), micro)
     loss = total / task.targets_in(micro.batch)
     if not loss.isfinite():
-        return OneProcess(_not_finite(run, float(loss), folder), seen)
+        raise UserError(f"the loss of the library's tiny model is {float(loss)} in float64, in which proofs are made.")
     refusal = refusal or _other_loss(run.task, task, model, micro.batch)
     loss.backward()  # type: ignore[no-untyped-call]
     parameters = {name: value for name, value in models.state(model).items() if value.requires_grad}
@@ -236,33 +239,6 @@ def _noise(task: tasks.Task, model: nn.Module, gradients: Mapping[str, Tensor]) 
     }
     every = differences(reversed_, {GRADIENT + name: value for name, value in gradients.items()})
     return max(each.value for each in every)
-
-
-def _loaded(run: Run, model: nn.Module, folder: Path) -> tuple[tasks.Task, tasks.MicroBatch]:
-    """Load a model's weights; return the run's task, and all of its samples."""
-    materialize(model, folder / WEIGHTS, torch.device("cpu"))
-    model.train()
-    task = _task(run, folder)
-    return task, task.micro_batch("train", np.arange(run.recipe.global_batch_size))
-
-
-def _not_finite(run: Run, loss: float, folder: Path) -> str:
-    """Return a sentence on a loss of one process.
-
-    Raises:
-        UserError: it is finite in float32.
-    """
-    narrow = run.model_copy(update={"recipe": run.recipe.model_copy(update={"dtype": "float32"})})
-    model = models.build(run.model, run.task, torch.float32)
-    task, micro = _loaded(narrow, model, folder)
-    with torch.no_grad():
-        total = task.counted_loss(task.outputs(model, micro.batch), micro)
-    if total.isfinite():
-        raise UserError(
-            f"the loss of the library's tiny model is {loss} in float64, in which proofs are made, and finite in "
-            "float32."
-        )
-    return f"the loss of the tiny model is {loss} on one device: a value of config.json makes it so."
 
 
 def _other_loss(kind: str, task: tasks.Task, model: nn.Module, batch: tasks.Batch) -> str:
