@@ -29,7 +29,6 @@ def at_site(settings):
 CONFIGURATIONS = [
     ({"recipe": {"optimizer": {"learning_rate": float("inf")}}}, ["learning_rate", "finite number"]),
     ({"workloads": "mlp"}, ["workloads", "write a list: [mlp]"]),
-    ({"workloads": ["mlp", "mlp"]}, ["workloads", "mlp appears twice"]),
     ({"recipe": {"optimizer": {"momentum": 0.9}}}, ["config: recipe: `optimizer`: adamw takes no momentum"]),
     ({"sweep": {"tp": [2]}, "strategies": ["single", "zero1"]}, ["sweep: tp has no effect on single, zero1"]),
     ({"workload": ["mlp"]}, ["`workload`", "did you mean `workloads`"]),
