@@ -37,7 +37,6 @@ CONFIGURATIONS = [
     ({"recipe": {"groups": {"head": {"decay": 0.1}}}}, ["unknown key `groups.head.decay`", "learning_rate_factor"]),
     (MLP | {"recipe": {"global_batch_size": 1}}, ["1 has fewer samples than the 2 data-parallel ranks"]),
     (MLP | {"recipe": {"gradient_accumulation_steps": 32}}, ["samples", "set it to 16 or less"]),
-    (MLP | {"recipe": {"label_smoothing": 0.1}}, ["task regression of workload mlp has no classes"]),
     (swept({"lerning_rate": [1]}), ["there is no key 'lerning_rate'; did you mean learning_rate?"]),
     (swept({"seed": {"first": 1}}), ["seed cannot be {'first': 1}: input should be a valid integer"]),
     (swept({"compile_backend": ["a/b"]}), ["becomes part of a file name"]),

@@ -16,8 +16,6 @@ from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import CAUSAL, Strategy, Workload
 from shardlab.settings.variants import ALONE, NEEDS
 
-OF_CLASSES = ("classification", "summarization", *CAUSAL)
-"""Tasks whose loss is a cross-entropy."""
 TWO_STACKS = "two stacks of layers (an encoder and a decoder)"
 
 
@@ -175,15 +173,6 @@ def check_pipeline(
         raise Unsupported(f"{name}: sequence_parallel does not work across pipeline stages; remove one of them.")
     if refusal := schedule.refusal(strategy.pipeline_schedule, mesh.stages, strategy.n_microbatches):
         raise UserError(f"{name}: {refusal}.")
-
-
-def check_task(recipe: Recipe, workload: Workload, name: str) -> None:
-    """Check that the recipe's loss is one of the task."""
-    if recipe.label_smoothing and workload.task not in OF_CLASSES:
-        raise UserError(
-            f"recipe.label_smoothing: task {workload.task} of workload {name} has no classes to smooth labels over; "
-            f"set it to 0, or train workloads of {choices(OF_CLASSES)}."
-        )
 
 
 def check_script(

@@ -173,7 +173,7 @@ class Recipe(Strict):
         ge=0,
         lt=1,
         description="Label smoothing of the training loss (Szegedy et al., 2016, arXiv:1512.00567), over all classes "
-        "or the whole vocabulary. Validation and test losses are without it. Not for regression.",
+        "or the whole vocabulary. Validation and test losses are without it. A regression has no labels.",
     )
     loss_chunks: PositiveInt = Field(
         1,

@@ -46,7 +46,6 @@ def run(
     site = load.site(config).place()
     size = model_and_data.size_of(workload, config, workload_base)
     recipe = _recipe(size, config, values)
-    compatibility.check_task(recipe, workload, workload_base)
     model_and_data.check_files(workload, config, workload_base)
     data = model_and_data.data_of(workload, config, size, data_seed, varied=values.get("size", ""))
     args = model_and_data.model_args(workload, config, size)
