@@ -349,15 +349,6 @@ class Ranks(Strict):
     site: SiteRuntime = Field(description="Site settings.")
     site_name: str = Field(description="Name of the site.")
 
-    @model_validator(mode="after")
-    def _mesh_fits(self) -> Self:
-        if self.mesh and self.mesh.size != self.world_size:
-            raise ValueError(
-                f"the mesh {self.mesh.root} has {self.mesh.size} ranks, nodes x ranks_per_node are {self.world_size}; "
-                "resolve it again"
-            )
-        return self
-
     @property
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
