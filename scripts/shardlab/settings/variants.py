@@ -113,19 +113,6 @@ def _adapter(path: tuple[str, ...]) -> TypeAdapter[Any]:
     return TypeAdapter(next(key.kind for key in keys().values() if key.path == path))
 
 
-def short(name: str, where: str) -> str:
-    """Return the short name of a key given by any suffix of its path (recipe.optimizer.learning_rate, learning_rate).
-
-    Raises:
-        UserError: the key does not exist.
-    """
-    fitting = [short for short, key in keys().items() if f".{'.'.join(key.path)}".endswith(f".{name}")]
-    exact = [end for end in fitting if end == name]
-    if len(fitting) == 1 or exact:
-        return (exact or fitting)[0]
-    raise unknown("key", name, fitting or keys(), where)
-
-
 def named(base: str, values: Values) -> str:
     """Return the variant's name. The keys are sorted, whatever order they were given in.
 
@@ -258,8 +245,9 @@ def _product(table: Any) -> dict[str, list[Any]]:
         raise UserError(f"{SWEEP}: {table!r} is not keys with lists; write learning_rate: [0.001, 0.003].")
     product: dict[str, list[Any]] = {}
     for name, given in table.items():
-        key = short(str(name), SWEEP)
-        where = f"{SWEEP}: {name}"
+        where, key = f"{SWEEP}: {name}", str(name)
+        if key not in keys():
+            raise unknown("key", key, keys(), SWEEP)
         values = given if isinstance(given, list) else [given]
         if not values:
             raise UserError(f"{where}: the list is empty; name at least one value, or remove the key.")
@@ -268,8 +256,6 @@ def _product(table: Any) -> dict[str, list[Any]]:
             named("", {key: value})
         if len(taken) != len({repr(value) for value in taken}):
             raise UserError(f"{where}: a value appears twice; name it once.")
-        if key in product:
-            raise UserError(f"{where}: {key} appears twice; name it once.")
         product[key] = taken
     return product
 
