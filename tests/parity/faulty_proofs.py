@@ -105,8 +105,6 @@ def of_models():
     """Of models that have something of their own."""
     lengths = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
     found = {"longrope_cp": proven(transformers.Phi3Config(rope_parameters=LONGROPE, **lengths), "cp")}
-    scaled = transformers.Llama4TextConfig(attn_temperature_tuning=True, moe_layers=[1, 3])
-    found["llama4_packed_single"] = proven(scaled, "single", Written([], {}, "instruction_tuning"))
     dropping = transformers.OPTConfig(layerdrop=0.1)
     found["layerdrop_ddp"] = proven(dropping, "ddp", Written([], {}, layerdrop=tiny_config.layerdrop(dropping)))
     found["other_loss"] = proven(transformers.BambaConfig(z_loss_coefficient=0.1), "ddp")

@@ -89,17 +89,6 @@ def test_what_a_proof_does_not_show_is_said():
     assert tiny_config.about(config, unread=["sliding_window"]) == [f"{WITHOUT_EFFECT}: sliding_window"]
 
 
-def test_what_to_do_about_a_strategy_that_differs():
-    proofs = [prove.Proof("tp", "equal"), prove.Proof("pp", "differs"), prove.Proof("cp", "refused")]
-    do = "pp: a stage gets less than the layers read: leave `pp` out, or use tp."
-    assert prove.summary(proofs) == [do, "1 equal, 1 differs, 1 refused"]
-    assert "leave `ep` out, or use cp" in prove.remedy(prove.Proof("fsdp_ep_cp", "differs"), ["cp"]), (
-        "not the equal axis"
-    )
-    proof = prove.Proof("ddp", "differs", f"x{prove.OWN_STATISTICS}")
-    assert prove.remedy(proof, []) == "set recipe.sync_batch_norm, or train on one device"
-
-
 @pytest.mark.parametrize(("parts", "heads"), [(2, 2), (8, 2), (16, 1)])
 def test_key_heads_that_are_fewer_than_the_ranks_are_so_in_a_proof(parts, heads, tmp_path):
     tiny_config.write(transformers.LlamaConfig(num_key_value_heads=8), tmp_path, parts)
@@ -197,7 +186,6 @@ def proofs(tmp_path_factory):
         ("summarization_tp", "equal", ""),
         ("classification_pp", "equal", ""),
         ("longrope_cp", "equal", ""),
-        ("llama4_packed_single", "refused", "several documents are not trained as documents one at a time"),
         ("blocks_in_blocks", "equal", ""),
         ("other_loss", "refused", "config.json asks for another term, perhaps by z_loss_coefficient 0.1,"),
         ("layerdrop_ddp", "refused", r"left out at random \(layerdrop\); each rank would leave out others"),
