@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
@@ -28,7 +28,7 @@ from shardlab.proof.step_on_ranks import (
     under_strategy,
 )
 from shardlab.proof.warm_ranks import Answer, Ranks
-from shardlab.settings import load, model_rules
+from shardlab.settings import model_rules
 from shardlab.settings.types import Run, Strategy
 
 TOLERANCE = 1e-9
@@ -161,15 +161,6 @@ def _percent(value: float) -> str:
     return f"{100 * value:.0f} %" if 0.01 <= value < 1e4 else f"{value:.1e} times its largest value"
 
 
-REMEDIES = {
-    "tp": "the tensor-parallel plan lacks a layer or splits one wrongly: write a whole one under `tensor:`",
-    "ep": "the experts are not split as the model computes them: leave `ep` out",
-    "cp": "the model looks beyond its part of the sequence in a way that cp does not know: leave `cp` out",
-    "pp": "a stage gets less than the layers read: leave `pp` out",
-}
-"""Axis of a strategy that differs, and of none that is equal: what to do."""
-
-
 HEAD = "strategy        verdict    apart  weights   time  reason"
 """Title of the rows: largest relative difference, part of the weights on a rank, seconds."""
 
@@ -183,24 +174,13 @@ def line(proof: Proof) -> str:
 def summary(proofs: Sequence[Proof]) -> list[str]:
     """Return what to do about what differs, and how many are what."""
     equal = [proof.strategy for proof in proofs if proof.verdict == "equal"]
-    lines = []
-    for proof in proofs:
-        if proof.verdict == "differs":
-            lines.append(f"{proof.strategy}: {remedy(proof, equal)}.")
-    counts = {
-        verdict: sum(proof.verdict == verdict for proof in proofs)
-        for verdict in ("equal", "differs", "refused", "failed")
-    }
+    lines = [f"{proof.strategy}: {remedy(proof, equal)}." for proof in proofs if proof.verdict == "differs"]
+    counts = {verdict: sum(proof.verdict == verdict for proof in proofs) for verdict in get_args(Verdict)}
     lines.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count))
     return lines
 
 
 def remedy(proof: Proof, equal: Sequence[str]) -> str:
     """Return what to do about a strategy that differs; ``equal``: the ones that do not."""
-    right = {axis for name in equal for axis in load.variant_of_strategy(name).degrees}
-    axes = load.variant_of_strategy(proof.strategy).degrees.keys() - right
-    own = next((text for axis, text in REMEDIES.items() if axis in axes), "")
-    if proof.reason.endswith(OWN_STATISTICS):
-        own = "set recipe.sync_batch_norm"
     use = f"use {', '.join(equal[:4])}" if equal else "train on one device"
-    return f"{own}, or {use}" if own else use
+    return f"set recipe.sync_batch_norm, or {use}" if proof.reason.endswith(OWN_STATISTICS) else use
