@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardlab.errors import UserError
 from shardlab.parallel import ddp
 from shardlab.parallel.native import NativeEngine
-from shardlab.proof import of_workload, prove, tiny_config
+from shardlab.proof import prove, tiny_config
 from shardlab.proof.step_on_ranks import Written, one_process, under_strategy
 from shardlab.settings.types import read_run
 
@@ -132,7 +132,7 @@ def packed(folder, mixed):
     run, kept = read_run(mixed), mixed.with_name("packed.json")
     (proof,) = prove.prove(folder, {"cp_ring": None}, Written([], {}, run.task))
     found = {"packed_cp_ring": [proof.verdict, proof.reason]}
-    (proof,) = of_workload.check(run, ["single"], kept)
+    (proof,) = prove.check(run, ["single"], kept)
     return found | {"mixed": [proof.verdict, json.loads(kept.read_text())["refused"]["single"]]}
 
 
@@ -147,7 +147,7 @@ def main():
     found |= packed(Path(sys.argv[1]), Path(sys.argv[2]))
     for other in map(Path, sys.argv[3:]):
         run = read_run(other)
-        proofs = of_workload.check(run, ["tp", "pp"], other.with_suffix(".proofs"))
+        proofs = prove.check(run, ["tp", "pp"], other.with_suffix(".proofs"))
         found |= {f"{run.task}_{proof.strategy}": [proof.verdict, proof.reason] for proof in proofs}
     print(json.dumps(found))
 

@@ -17,7 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from helpers.common import ROOT
 from shardlab.models._transformers import WITHOUT_EFFECT, configuration
-from shardlab.proof import of_workload, prove, step_on_ranks, tiny_config
+from shardlab.proof import prove, step_on_ranks, tiny_config
 from shardlab.proof.step_on_ranks import GRADIENT, LENGTH, LOSS, NORM, UPDATED, Difference, RankStep, Written, tiny_run
 from shardlab.proof.warm_ranks import Answer
 
@@ -73,7 +73,7 @@ def test_a_length_that_no_sequence_exceeds_is_none_in_a_proof():
     assert tiny_config.tiny(transformers.MistralConfig(), longest=4096).sliding_window > LENGTH
     assert tiny_config.tiny(transformers.MistralConfig(), longest=4097).sliding_window < LENGTH
     pairs = SimpleNamespace(options={"document_tokens": 16, "summary_tokens": 8})
-    assert of_workload.longest(SimpleNamespace(data=pairs)) == 16
+    assert prove.longest(SimpleNamespace(data=pairs)) == 16
 
 
 def test_what_a_proof_does_not_show_is_said():

@@ -18,7 +18,7 @@ from shardlab import models
 from shardlab.cli import check_model
 from shardlab.errors import UserError
 from shardlab.models import _transformers
-from shardlab.proof import of_workload, tiny_config
+from shardlab.proof import prove, tiny_config
 from shardlab.proof.prove import Proof, remedy
 from shardlab.proof.step_on_ranks import Written, tiny_run
 from shardlab.settings import pretrained
@@ -217,7 +217,7 @@ def test_a_config_that_describes_no_model_is_one_sentence(tmp_path, monkeypatch,
     monkeypatch.setattr(sys, "argv", ["check-model", str(folder), "--strategies", "fsdp"])
     calls = [check_model.main]
     if "proven" not in words:  # the stages of a call
-        calls.append(lambda: of_workload.check(run, ["fsdp"], tmp_path / "proofs.json"))
+        calls.append(lambda: prove.check(run, ["fsdp"], tmp_path / "proofs.json"))
         calls.append(lambda: models.build(run.model, run.task, torch.float32))
     for call in calls:
         with pytest.raises(UserError) as error:
@@ -323,13 +323,13 @@ def test_a_strategy_that_is_not_proven_equal_is_refused(tmp_path, monkeypatch, t
         tried.update(strategies)
         return [Proof(name, verdicts[name], "why") for name in strategies]
 
-    monkeypatch.setattr(of_workload, "prove", proven)
+    monkeypatch.setattr(prove, "prove", proven)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "results/init/mine/proofs.json"
     path.parent.mkdir(parents=True)
     run = tiny_run(tmp_path, "single", written=Written([], {}, task))
-    of_workload.check(run, verdicts, path)
+    prove.check(run, verdicts, path)
     failed = {"mp", "tp@tp=4", "tp@tp=8"} | ({"ddp"} if task == "instruction_tuning" else set())
     of = "its documents one at a time" if task == "instruction_tuning" else "one process"
     remedies = {name: remedy(Proof(name, "failed"), ["fsdp", "cp"]) for name in verdicts}
@@ -343,7 +343,7 @@ def test_a_strategy_that_is_not_proven_equal_is_refused(tmp_path, monkeypatch, t
     shared = run.model_copy(update={"recipe": run.recipe.model_copy(update={"sync_batch_norm": True})})
     assert pretrained.refusals(shared, "mine") == {}, "they are made again for it"
     verdicts["mp"] = "equal"
-    of_workload.check(run, verdicts, path)
+    prove.check(run, verdicts, path)
     assert "mp" not in pretrained.refusals(run, "mine"), "what failed may be this machine's"
 
 

@@ -130,17 +130,17 @@ def prove(settings: Path, strategies: Annotated[Path, "JSON file of what may tra
     """
     # Imports take seconds.
     from shardlab.models import _transformers
-    from shardlab.proof import of_workload, tiny_config
     from shardlab.proof import prove as of_model
+    from shardlab.proof import tiny_config
 
     run = read_run(settings)
     listed = read_json(strategies, "strategies to prove", "run the workflow, which writes it")
     parts = max((each["tensor_parts"] for each in listed.values()), default=1)
-    proofs = of_workload.check(run, listed, output.with_name(pretrained.PROOFS), parts)
+    proofs = of_model.check(run, listed, output.with_name(pretrained.PROOFS), parts)
     folder, changes = str(run.model.folder), run.model.args
     config, _ = _transformers.configuration(folder, changes)
     unread = _transformers.unread(run.task, folder, changes)
-    above = tiny_config.about(config, of_workload.longest(run), unread) if any(p.trained for p in proofs) else []
+    above = tiny_config.about(config, of_model.longest(run), unread) if any(p.trained for p in proofs) else []
     above.append(of_model.HEAD)
     table = "\n".join([*above, *map(of_model.line, proofs), "", *of_model.summary(proofs)])
     print(table)
