@@ -1,7 +1,5 @@
 """From config to run: multiply the degrees out, check everything, before anything is submitted."""
 
-from typing import Any
-
 from shardlab.errors import Unsupported, UserError, choices
 from shardlab.schema import check
 from shardlab.settings import (
@@ -52,7 +50,10 @@ def run(
     model_and_data.check_args(workload, workload_base, args, data.options)
     nodes, ranks, devices = _ranks(config, strategy, strategy_name, site)
     mesh = _mesh(strategy, strategy_name, nodes, ranks)
-    segments = _segments(workload, workload_base, args)
+    where = f"config/workloads/{workload_base}.yaml: segments"
+    segments = sum(
+        each if isinstance(each, int) else compatibility.number_of(args, each, where) for each in workload.segments
+    )
     if strategy.script:
         compatibility.check_script(strategy, strategy_name, workload_base, recipe, site, config.site)
     else:
@@ -198,20 +199,6 @@ def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
     for one in {(variants.base(one.workload), one.data.name): one for one in runs}.values():
         model_and_data.check_shared(config, one)
     return runs, left_out
-
-
-def _segments(workload: Workload, name: str, args: dict[str, Any]) -> int:
-    """Return the number of segments of the model's chain: the sum of numbers and model arguments."""
-    total = 0
-    for segment in workload.segments:
-        count = args.get(segment) if isinstance(segment, str) else segment
-        if not isinstance(count, int) or isinstance(count, bool):
-            raise UserError(
-                f"config/workloads/{name}.yaml: segments: {segment} is not a numeric model argument; write a number "
-                f"or one of {choices(key for key, value in args.items() if isinstance(value, int))}."
-            )
-        total += count
-    return total
 
 
 def twinned(config: Config, runs: list[Run]) -> list[str]:
