@@ -46,11 +46,10 @@ def check(kind: type[S], value: Any, where: str) -> S:
 
 
 def _first(kind: type[BaseModel], errors: list[Any], where: str) -> UserError:
-    """Return the first of pydantic's errors in one sentence: missing keys first, unless misspelled."""
-    first = min(errors, key=lambda found: found["type"] != "missing")
-    if first["type"] == "missing":
-        beside = [found for found in errors if found["loc"][:-1] == first["loc"][:-1] and _misspells(found, first)]
-        first = (beside or [first])[0]
+    """Return one of pydantic's errors in one sentence: the first unknown key, which may be a misspelled one that is
+    missing, or the first of all.
+    """
+    first = min(errors, key=lambda found: found["type"] != "extra_forbidden")
     key = ".".join(str(part) for part in first["loc"] if part != "[key]")
     if first["type"] == "extra_forbidden":
         known = _keys(kind, first["loc"][:-1])
@@ -66,12 +65,6 @@ def _first(kind: type[BaseModel], errors: list[Any], where: str) -> UserError:
     if first["type"] == "value_error" and isinstance(first["input"], dict):
         return UserError(f"{subject}: {words(first)}.")
     return UserError(f"{subject} is {_short(first['input'])}; {words(first)}.")
-
-
-def _misspells(unknown: Any, missing: Any) -> bool:
-    """Return whether an error is about an unknown key whose name is close to that of a missing one."""
-    close = get_close_matches(str(unknown["loc"][-1]), [str(missing["loc"][-1])])
-    return unknown["type"] == "extra_forbidden" and bool(close)
 
 
 def _short(value: Any) -> str:
