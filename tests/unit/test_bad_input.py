@@ -29,6 +29,7 @@ def at_site(settings):
 CONFIGURATIONS = [
     ({"recipe": {"optimizer": {"learning_rate": float("inf")}}}, ["learning_rate", "finite number"]),
     ({"workloads": "mlp"}, ["workloads", "write a list: [mlp]"]),
+    ({"workloads": ["mlp", "mlp"]}, ["workloads", "mlp appears twice"]),
     ({"recipe": {"optimizer": {"momentum": 0.9}}}, ["config: recipe: `optimizer`: adamw takes no momentum"]),
     ({"sweep": {"tp": [2]}, "strategies": ["single", "zero1"]}, ["sweep: tp has no effect on single, zero1"]),
     ({"workloads": ["lama2"]}, ["lama2", "did you mean llama2"]),

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, WithJsonSchema
+from pydantic import Field, NonNegativeInt, WithJsonSchema, field_validator
 
 from shardlab.schema import Strict, one_of
 from shardlab.settings.precisions import STATES
@@ -69,3 +69,10 @@ class Config(Strict):
     def train_options(self) -> list[str]:
         """Return `shardlab launch train`'s options for restarting and monitoring. They do not affect the result."""
         return ["--restart"] * self.restart + ["--tensorboard"] * self.tensorboard
+
+    @field_validator("workloads", "strategies")
+    @classmethod
+    def _once(cls, names: list[str]) -> list[str]:
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise ValueError(f"{twice[0]} appears twice; name it once")
+        return names
