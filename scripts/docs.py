@@ -15,7 +15,6 @@ from shardlab.files import ROOT, write_text
 from shardlab.report.summary import MEMORY_KINDS
 from shardlab.settings import (
     config,
-    learning_rate,
     load,
     mesh,
     model_rules,
@@ -45,7 +44,7 @@ LISTS: dict[str, type[BaseModel]] = {
     "size": types.Size,
     "recipe": recipe.Recipe,
     "optimizer": recipe.Optimizer,
-    "lr_schedule": learning_rate.Schedule,
+    "lr_schedule": recipe.Schedule,
     "group": recipe.Group,
     "adapter": recipe.Adapter,
     "strategy": types.Strategy,

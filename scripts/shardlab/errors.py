@@ -1,12 +1,9 @@
 """Errors that the user can fix: one sentence, no traceback."""
 
-import io
 import os
 import re
-import select
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from difflib import get_close_matches
 
 IN_LOG = re.compile(r"^(?:\[\w+\]:)?(error: .*)$", re.MULTILINE)
@@ -50,27 +47,15 @@ def run_program(main: Callable[[], int | None]) -> None:
     that ends first (``| head``) without a word.
     """
     try:
-        # A forked rank must return: torchrun waits for its value, and sys.exit(None) has none.
-        if status := main():
-            sys.exit(status)
+        status = main()
+        sys.stdout.flush()
     except UserError as error:
         sys.exit(f"error: {error}")
+    except BrokenPipeError:  # as Python's documentation of signal says
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except OSError as error:
-        if _reader_ended():
-            sys.exit(1)
         sys.exit(f"error: {error.filename or 'file'}: {error.strerror or error}")
-    finally:
-        _reader_ended()
-
-
-def _reader_ended() -> bool:
-    """Flush the output; return whether it is a pipe that nobody reads. What is left of it then goes nowhere."""
-    with suppress(BrokenPipeError):
-        sys.stdout.flush()
-    with suppress(io.UnsupportedOperation):  # of a test's output
-        pipe = select.poll()
-        pipe.register(sys.stdout, 0)
-        if any(event & (select.POLLERR | select.POLLHUP) for _, event in pipe.poll(0)):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return True
-    return False
+    # A forked rank must return: torchrun waits for its value, and sys.exit(None) has none.
+    if status:
+        sys.exit(status)

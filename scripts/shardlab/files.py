@@ -5,7 +5,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import stat
 import time
@@ -65,15 +64,9 @@ def explained(path: Path) -> Iterator[None]:
         # safetensors reports I/O errors as its own exception type, with the system's text inside.
         text = str(error)
         if isinstance(error, OSError) or "os error" in text.lower() or "I/O error" in text:
-            mends = {
-                "no space|quota": "Free space or quota on that file system",
-                "permission|read-only": "Make that folder writable for you",
-                "": "Mend that folder or its file system",
-            }
-            mend = next(advice for words, advice in mends.items() if re.search(words, text, re.IGNORECASE))
             raise UserError(
-                f"{path} could not be written: {text}. {mend}, then run the same command again; no partial file "
-                "was left."
+                f"{path} could not be written: {text}. Free space or quota there, or make the folder writable for you, "
+                "then run the same command again; no partial file was left."
             ) from error
         raise
 

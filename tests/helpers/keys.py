@@ -81,7 +81,6 @@ CHANGES = {
         "sequence_parallel": ("fsdp_tp", {"sequence_parallel": True}),
         "loss_parallel": ("fsdp_tp_sp", {"loss_parallel": True}),
         "context": ("cp", {"context": "ring"}),
-        "head_tail": ("cp", {"head_tail": False}),
         "pipeline_schedule": ("pp", {"pipeline_schedule": "GPipe"}),
         "n_microbatches": ("pp", {"n_microbatches": 8}),
         "engine": ("single", {"engine": "deepspeed", "config": "config/deepspeed/zero2.json"}),
@@ -99,7 +98,6 @@ CHANGES = {
         "context_sizes": [],
         "experts": {},
         "segments": [1, "layers"],
-        "divisible": {},
         "data": {"embedded": {"name": "another", "reader": "package_source"}},
         "sizes": {
             "small": {"shape": {"vocab_size": 512}, "model": {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2}}

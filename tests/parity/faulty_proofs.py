@@ -21,9 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from shardlab.errors import UserError
 from shardlab.parallel import ddp
 from shardlab.parallel.native import NativeEngine
-from shardlab.proof import of_workload, prove, tiny_config
-from shardlab.proof.step_on_ranks import one_process, under_strategy
-from shardlab.proof.tiny_runs import Written
+from shardlab.proof import prove, tiny_config
+from shardlab.proof.step_on_ranks import Written, one_process, under_strategy
 from shardlab.settings.types import read_run
 
 
@@ -106,8 +105,6 @@ def of_models():
     """Of models that have something of their own."""
     lengths = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
     found = {"longrope_cp": proven(transformers.Phi3Config(rope_parameters=LONGROPE, **lengths), "cp")}
-    scaled = transformers.Llama4TextConfig(attn_temperature_tuning=True, moe_layers=[1, 3])
-    found["llama4_packed_single"] = proven(scaled, "single", Written([], {}, "instruction_tuning"))
     dropping = transformers.OPTConfig(layerdrop=0.1)
     found["layerdrop_ddp"] = proven(dropping, "ddp", Written([], {}, layerdrop=tiny_config.layerdrop(dropping)))
     found["other_loss"] = proven(transformers.BambaConfig(z_loss_coefficient=0.1), "ddp")
@@ -135,7 +132,7 @@ def packed(folder, mixed):
     run, kept = read_run(mixed), mixed.with_name("packed.json")
     (proof,) = prove.prove(folder, {"cp_ring": None}, Written([], {}, run.task))
     found = {"packed_cp_ring": [proof.verdict, proof.reason]}
-    (proof,) = of_workload.check(run, ["single"], kept)
+    (proof,) = prove.check(run, ["single"], kept)
     return found | {"mixed": [proof.verdict, json.loads(kept.read_text())["refused"]["single"]]}
 
 
@@ -150,7 +147,7 @@ def main():
     found |= packed(Path(sys.argv[1]), Path(sys.argv[2]))
     for other in map(Path, sys.argv[3:]):
         run = read_run(other)
-        proofs = of_workload.check(run, ["tp", "pp"], other.with_suffix(".proofs"))
+        proofs = prove.check(run, ["tp", "pp"], other.with_suffix(".proofs"))
         found |= {f"{run.task}_{proof.strategy}": [proof.verdict, proof.reason] for proof in proofs}
     print(json.dumps(found))
 

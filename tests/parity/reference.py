@@ -176,8 +176,8 @@ def make_optimizer(settings, parameters):
         parameters = [group | {"momentum": settings["momentum"] or 0.95} for group in parameters]
         return Muon(parameters, settings)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings["name"]]
-    more = {"eps": settings["eps"] or 1e-8, "amsgrad": bool(settings["amsgrad"])}
-    return kind(parameters, lr=rate, betas=tuple(settings["betas"]), weight_decay=decay, **more)
+    betas, eps = tuple(settings["betas"]), settings["eps"] or 1e-8
+    return kind(parameters, lr=rate, betas=betas, weight_decay=decay, eps=eps)
 
 
 class Muon(torch.optim.AdamW):

@@ -17,9 +17,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from helpers.common import ROOT
 from shardlab.models._transformers import WITHOUT_EFFECT, configuration
-from shardlab.proof import of_workload, proof_table, prove, step_on_ranks, tiny_config
-from shardlab.proof.step_on_ranks import GRADIENT, LOSS, NORM, UPDATED, Difference, RankStep
-from shardlab.proof.tiny_runs import LENGTH, Written, tiny_run
+from shardlab.proof import prove, step_on_ranks, tiny_config
+from shardlab.proof.step_on_ranks import GRADIENT, LENGTH, LOSS, NORM, UPDATED, Difference, RankStep, Written, tiny_run
 from shardlab.proof.warm_ranks import Answer
 
 LLAMA4 = ["chunked_attention"] * 2 + ["full_attention"] * 2
@@ -74,38 +73,20 @@ def test_a_length_that_no_sequence_exceeds_is_none_in_a_proof():
     assert tiny_config.tiny(transformers.MistralConfig(), longest=4096).sliding_window > LENGTH
     assert tiny_config.tiny(transformers.MistralConfig(), longest=4097).sliding_window < LENGTH
     pairs = SimpleNamespace(options={"document_tokens": 16, "summary_tokens": 8})
-    assert of_workload.longest(SimpleNamespace(data=pairs)) == 16
+    assert prove.longest(SimpleNamespace(data=pairs)) == 16
 
 
 def test_what_a_proof_does_not_show_is_said():
-    assert tiny_config.about(transformers.GPTNeoXConfig(classifier_dropout=0.1)) == [], "of another class"
     config = transformers.SeedOssConfig(sparse_span=96, span_dim=96, hidden_sizes=[96], out_channels=96)
     assert tiny_config.about(config) == [
         "not shown to be exercised by a proof: sparse_span 96",
-        "0 in a proof, as dropout and noise: attention_dropout 0.1, residual_dropout 0.1",
-    ]
-    config = transformers.PhimoeConfig(input_jitter_noise=0.02, max_position_embeddings=64, sliding_window=None)
-    assert tiny_config.about(config) == [
-        "0 in a proof, as dropout and noise: input_jitter_noise 0.02",
-        "0 in a proof, though evaluation depends on it: router_jitter_noise 0.01",
+        "0 in a proof: attention_dropout 0.1, residual_dropout 0.1",
     ]
     config = transformers.Gemma3TextConfig(use_bidirectional_attention=True)
     config.sliding_window = 32  # of which the library writes another number
-    later = "sees later tokens, which are the targets of language modelling: gemma3_text"
-    assert tiny_config.about(config) == ["exceeded in a proof, at tiny values: sliding_window 32", later]
+    assert tiny_config.about(config) == ["exceeded in a proof, at tiny values: sliding_window 32"]
     config = transformers.LlamaConfig(sliding_window=16)
     assert tiny_config.about(config, unread=["sliding_window"]) == [f"{WITHOUT_EFFECT}: sliding_window"]
-
-
-def test_what_to_do_about_a_strategy_that_differs():
-    proofs = [prove.Proof("tp", "equal"), prove.Proof("pp", "differs"), prove.Proof("cp", "refused")]
-    do = "pp: a stage gets less than the layers read: leave `pp` out, or use tp."
-    assert proof_table.summary(proofs) == [do, "1 equal, 1 differs, 1 refused"]
-    assert "leave `ep` out, or use cp" in proof_table.remedy(prove.Proof("fsdp_ep_cp", "differs"), ["cp"]), (
-        "not the equal axis"
-    )
-    proof = prove.Proof("ddp", "differs", f"x{prove.OWN_STATISTICS}")
-    assert proof_table.remedy(proof, []) == "set recipe.sync_batch_norm, or train on one device"
 
 
 @pytest.mark.parametrize(("parts", "heads"), [(2, 2), (8, 2), (16, 1)])
@@ -205,7 +186,6 @@ def proofs(tmp_path_factory):
         ("summarization_tp", "equal", ""),
         ("classification_pp", "equal", ""),
         ("longrope_cp", "equal", ""),
-        ("llama4_packed_single", "refused", "several documents are not trained as documents one at a time"),
         ("blocks_in_blocks", "equal", ""),
         ("other_loss", "refused", "config.json asks for another term, perhaps by z_loss_coefficient 0.1,"),
         ("layerdrop_ddp", "refused", r"left out at random \(layerdrop\); each rank would leave out others"),
@@ -213,7 +193,7 @@ def proofs(tmp_path_factory):
         ("rounding_ddp", "equal", "^$"),
         ("shared_False_ddp", "differs", "its batch norm has statistics of each rank's samples$"),
         ("shared_True_ddp", "equal", "^$"),
-        ("reference_nan", "", "is nan in float64, in which proofs are made, and finite in float32.$"),
+        ("reference_nan", "", "is nan in float64, in which proofs are made.$"),
         (
             "reference_crashed",
             "",

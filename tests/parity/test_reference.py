@@ -34,7 +34,6 @@ RECIPES = {
             "betas": [0.5, 0.95],
             "weight_decay": 0.1,
             "eps": 1e-4,
-            "amsgrad": True,
         },
         "lr_schedule": {"name": "linear", "end": 0.2},
         "label_smoothing": 0.1,

@@ -7,7 +7,6 @@ import torch
 from helpers.common import build, tiny_run
 from shardlab.measure import flops
 from shardlab.runtime import tasks
-from shardlab.settings.devices import peak
 
 
 @pytest.mark.parametrize("workload", ["llama2", "moe"])
@@ -28,8 +27,8 @@ def test_a_decoder_computes_what_the_formula_of_palm_says(tiny_data, workload):
 
 
 def test_peaks_are_found_by_a_devices_name():
-    assert peak("NVIDIA H200", "bf16") == 989.4e12
-    assert peak("NVIDIA H100 PCIe", "bf16") == 756e12, "the longer name first"
-    assert peak("NVIDIA A100-SXM4-40GB", "float64") == 19.5e12, "with tensor cores"
-    assert peak("Tesla V100-SXM2-32GB", "bf16") is None, "it has none"
-    assert peak("cpu", "float32") is None
+    assert flops.peak("NVIDIA H200", "bf16") == 989.4e12
+    assert flops.peak("NVIDIA H100 PCIe", "bf16") == 756e12, "the longer name first"
+    assert flops.peak("NVIDIA A100-SXM4-40GB", "float64") == 19.5e12, "with tensor cores"
+    assert flops.peak("Tesla V100-SXM2-32GB", "bf16") is None, "it has none"
+    assert flops.peak("cpu", "float32") is None

@@ -18,9 +18,9 @@ from shardlab import models
 from shardlab.cli import check_model
 from shardlab.errors import UserError
 from shardlab.models import _transformers
-from shardlab.proof import of_workload, proof_table, tiny_config
-from shardlab.proof.prove import Proof
-from shardlab.proof.tiny_runs import Written, tiny_run
+from shardlab.proof import prove, tiny_config
+from shardlab.proof.prove import Proof, remedy
+from shardlab.proof.step_on_ranks import Written, tiny_run
 from shardlab.settings import pretrained
 from shardlab.settings.pretrained import settings as settings_of
 from shardlab.settings.types import Model
@@ -217,7 +217,7 @@ def test_a_config_that_describes_no_model_is_one_sentence(tmp_path, monkeypatch,
     monkeypatch.setattr(sys, "argv", ["check-model", str(folder), "--strategies", "fsdp"])
     calls = [check_model.main]
     if "proven" not in words:  # the stages of a call
-        calls.append(lambda: of_workload.check(run, ["fsdp"], tmp_path / "proofs.json"))
+        calls.append(lambda: prove.check(run, ["fsdp"], tmp_path / "proofs.json"))
         calls.append(lambda: models.build(run.model, run.task, torch.float32))
     for call in calls:
         with pytest.raises(UserError) as error:
@@ -323,16 +323,16 @@ def test_a_strategy_that_is_not_proven_equal_is_refused(tmp_path, monkeypatch, t
         tried.update(strategies)
         return [Proof(name, verdicts[name], "why") for name in strategies]
 
-    monkeypatch.setattr(of_workload, "prove", proven)
+    monkeypatch.setattr(prove, "prove", proven)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "results/init/mine/proofs.json"
     path.parent.mkdir(parents=True)
     run = tiny_run(tmp_path, "single", written=Written([], {}, task))
-    of_workload.check(run, verdicts, path)
+    prove.check(run, verdicts, path)
     failed = {"mp", "tp@tp=4", "tp@tp=8"} | ({"ddp"} if task == "instruction_tuning" else set())
     of = "its documents one at a time" if task == "instruction_tuning" else "one process"
-    remedies = {name: proof_table.remedy(Proof(name, "failed"), ["fsdp", "cp"]) for name in verdicts}
+    remedies = {name: remedy(Proof(name, "failed"), ["fsdp", "cp"]) for name in verdicts}
     assert pretrained.refusals(run, "mine") == {
         **{name: f"it could not be proven at tiny sizes (why); {remedies[name]}." for name in failed},
         "pp": f"at tiny sizes a step is not that of {of}: why; {remedies['pp']}.",
@@ -343,7 +343,7 @@ def test_a_strategy_that_is_not_proven_equal_is_refused(tmp_path, monkeypatch, t
     shared = run.model_copy(update={"recipe": run.recipe.model_copy(update={"sync_batch_norm": True})})
     assert pretrained.refusals(shared, "mine") == {}, "they are made again for it"
     verdicts["mp"] = "equal"
-    of_workload.check(run, verdicts, path)
+    prove.check(run, verdicts, path)
     assert "mp" not in pretrained.refusals(run, "mine"), "what failed may be this machine's"
 
 

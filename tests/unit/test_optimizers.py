@@ -28,7 +28,7 @@ def test_muon_of_one_process_is_that_of_pytorch():
     torch.manual_seed(0)
     mine = [torch.nn.Parameter(torch.randn(size)) for size in ((7, 5), (5, 7), (6, 6))]
     theirs = [torch.nn.Parameter(each.detach().clone()) for each in mine]
-    settings = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9, "nesterov": True, "adjust_lr_fn": "original"}
+    settings = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9, "nesterov": True}
     ours = Muon([{"params": mine, "matrix": True}], arithmetic=torch.bfloat16, **settings)
     reference = torch.optim.Muon(theirs, **settings)
     for _ in range(3):

@@ -16,7 +16,7 @@ from shardlab.records import metrics
 from shardlab.records.script_lines import Lines
 from shardlab.runs import script_place, script_rank, signals
 from shardlab.runs.attempts import AttemptLog
-from shardlab.settings import load, resolve, scripts
+from shardlab.settings import code_fingerprint, load, resolve
 from shardlab.settings.types import Strategy
 from shardlab.train import script_report
 
@@ -213,13 +213,13 @@ def test_checkpoints_of_a_script_before_an_edit_are_refused(tmp_path):
 
 
 def test_a_script_is_its_files_and_no_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(scripts, "ROOT", tmp_path)
+    monkeypatch.setattr(code_fingerprint, "ROOT", tmp_path)
     (tmp_path / "mine/parts").mkdir(parents=True)
 
     def digests(**files):
         for name, text in files.items():
             (tmp_path / f"mine/{name.replace('_', '/', 1)}.py").write_text(text)
-        return scripts.digests("mine/train.py")
+        return code_fingerprint.of_script("mine/train.py")
 
     before = digests(
         train="import one\ndef f():\n    from parts import two\nopen('settings.json')\n",
@@ -238,7 +238,7 @@ def test_a_script_is_its_files_and_no_others(tmp_path, monkeypatch):
     assert digests(three="X = 1  # a comment\n", other="X = 2\n") == named
     assert digests(three="X = 2\n") != named
     with pytest.raises(UserError, match=r"mine/three.py was edited since this run's settings were resolved"):
-        scripts.check_unchanged("mine/train.py", named)
+        code_fingerprint.check_script_unchanged("mine/train.py", named)
 
 
 def test_the_process_of_a_script_ends_with_its_rank(tmp_path):

@@ -23,7 +23,7 @@ def test_a_product_and_a_table():
         (0.01, 3, 1),
         (0.1, 1, 1),
     ]
-    rows = [{"global_batch_size": 32, "learning_rate": 0.1}, {"recipe.global_batch_size": 64, "seed": 2}]
+    rows = [{"global_batch_size": 32, "learning_rate": 0.1}, {"global_batch_size": 64, "seed": 2}]
     runs, _ = planned(sweep=rows)
     names = ["mnist@global_batch_size=32@learning_rate=0.1", "mnist@global_batch_size=64@seed=2"]
     assert [run.workload for run in runs] == names

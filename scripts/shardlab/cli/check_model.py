@@ -75,9 +75,9 @@ def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
     """
     # Imports take seconds.
     from shardlab.models import _transformers
-    from shardlab.proof import proof_table, tiny_config
     from shardlab.proof import prove as of_model
-    from shardlab.proof.tiny_runs import Written
+    from shardlab.proof import tiny_config
+    from shardlab.proof.step_on_ranks import Written
 
     pretrained.check_plain(folder)
     config, _ = _transformers.configuration(folder, {})
@@ -94,17 +94,15 @@ def proven(folder: Path, names: list[str], tiny: Path) -> "list[Proof]":
     tiny_config.write(config, tiny, unread=unread)
     proofs: list[Proof] = []
     above = tiny_config.about(config, unread=unread)
-    lines = [proof_table.HEAD]
+    lines = [of_model.HEAD]
     for proof in of_model.prove(tiny, dict.fromkeys(names), written):
         proofs.append(proof)
-        lines.append(proof_table.line(proof))
+        lines.append(of_model.line(proof))
         if any(each.verdict != "refused" for each in proofs):  # what proofs exceed is said where there are some
             print("\n".join(above + lines), flush=True)
             above, lines = [], []
     print("\n".join(above[: bool(unread)] + lines), end="\n" * bool(lines))
-    print(
-        "\n".join(["", *proof_table.summary(proofs), "No weights were read: a training refuses those that do not fit."])
-    )
+    print("\n".join(["", *of_model.summary(proofs), "No weights were read: a training refuses those that do not fit."]))
     return proofs
 
 
@@ -132,17 +130,18 @@ def prove(settings: Path, strategies: Annotated[Path, "JSON file of what may tra
     """
     # Imports take seconds.
     from shardlab.models import _transformers
-    from shardlab.proof import of_workload, proof_table, tiny_config
+    from shardlab.proof import prove as of_model
+    from shardlab.proof import tiny_config
 
     run = read_run(settings)
     listed = read_json(strategies, "strategies to prove", "run the workflow, which writes it")
     parts = max((each["tensor_parts"] for each in listed.values()), default=1)
-    proofs = of_workload.check(run, listed, output.with_name(pretrained.PROOFS), parts)
+    proofs = of_model.check(run, listed, output.with_name(pretrained.PROOFS), parts)
     folder, changes = str(run.model.folder), run.model.args
     config, _ = _transformers.configuration(folder, changes)
     unread = _transformers.unread(run.task, folder, changes)
-    above = tiny_config.about(config, of_workload.longest(run), unread) if any(p.trained for p in proofs) else []
-    above.append(proof_table.HEAD)
-    table = "\n".join([*above, *map(proof_table.line, proofs), "", *proof_table.summary(proofs)])
+    above = tiny_config.about(config, of_model.longest(run), unread) if any(p.trained for p in proofs) else []
+    above.append(of_model.HEAD)
+    table = "\n".join([*above, *map(of_model.line, proofs), "", *of_model.summary(proofs)])
     print(table)
     output.write_text(f"{table}\n", encoding="utf-8")

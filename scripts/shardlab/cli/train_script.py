@@ -30,7 +30,7 @@ def main(
     # After installing the signal handlers: imports take seconds.
     from shardlab.data import store
     from shardlab.runs import images, script_place, script_rank
-    from shardlab.settings import scripts
+    from shardlab.settings import code_fingerprint
     from shardlab.settings.types import read_run
 
     run = read_run(settings)
@@ -45,7 +45,7 @@ def main(
     rank = int(os.environ.get("RANK", 0))
     signals.name(f"rank {rank} of script")
     if rank == 0:
-        scripts.check_unchanged(str(run.script), run.sources)
+        code_fingerprint.check_script_unchanged(str(run.script), run.sources)
     options = {"run": settings, "data": data, "weights": weights, "output": output / script_place.OUTPUT}
     words = [word for name, path in options.items() for word in (f"--{name}", str(path.absolute()))]
     recorder = script_rank.Recorder(run, data, output, attempt) if rank == 0 else None

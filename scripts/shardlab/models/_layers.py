@@ -49,6 +49,8 @@ class Attention(nn.Module):
         super().__init__()
         if head_dim is None and dim % heads:
             raise ValueError(f"heads {heads} does not divide dim {dim}")
+        if heads % (kv_heads or heads):
+            raise ValueError(f"kv_heads {kv_heads} does not divide heads {heads}")
         self.head_dim = head_dim or dim // heads
         kv_dim = self.head_dim * (kv_heads or heads)
         self.query = nn.Linear(dim, self.head_dim * heads, bias=bias)

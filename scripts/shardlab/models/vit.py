@@ -33,6 +33,8 @@ class Model(Chain):
         hidden: int,
     ) -> None:
         super().__init__()
+        if image_size % patch:
+            raise ValueError(f"patch {patch} does not divide image_size {image_size}")
         self.sequence = SequenceSplit()
         self.tokens = (image_size // patch) ** 2 + 1
         self.patches = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)

@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shardlab import models, parallel
-from shardlab.data import encoders, order
+from shardlab.data import encoders
 from shardlab.errors import UserError
 from shardlab.measure import flops
 from shardlab.measure.memory import Memory
@@ -37,7 +37,7 @@ from shardlab.models.weights import allocate
 from shardlab.parallel.ddp import BROADCAST
 from shardlab.parallel.pipeline import TimedStage
 from shardlab.patches import torch_internals, transformers_values
-from shardlab.runtime import batches, distributed, tasks
+from shardlab.runtime import distributed, tasks
 from shardlab.runtime.batches import Steps
 from shardlab.runtime.distributed import local
 from shardlab.runtime.tasks import MicroBatch, Task
@@ -57,9 +57,9 @@ def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterato
     """Yield the cost of each run, under the names of records/plan.py, or a sentence that says why there is none.
 
     Each run comes with the folder of its prepared data set, or None; without data, samples have the largest possible
-    size. One rank of each pipeline stage is simulated: the first one, which has the largest part of batches and shards;
-    where traffic depends on a rank's part of a batch, also one rank per other shape. Each rank is simulated in a
-    separate process, forked from this one, because PyTorch keeps process groups in global state.
+    size. One rank of each pipeline stage is simulated: the first one, which has the largest part of batches and shards.
+    Each rank is simulated in a separate process, forked from this one, because PyTorch keeps process groups in global
+    state.
     """
     for run in {run.model.folder: run for run, _ in runs if run.model.folder}.values():
         # Imports the library's parts: a process that is forked while this one does waits for ever for the import.
@@ -67,92 +67,38 @@ def simulate(runs: Sequence[tuple[Run, Path | None]], cores: int = 1) -> Iterato
     gc.collect()
     gc.freeze()  # each process searches its objects for tensors: skip those of the imports
     with get_context("fork").Pool(cores, maxtasksperchild=1) as pool:
-        parts = {
-            number: pool.apply_async(_or_why, (_parts, _stand_in(run), data))
-            for number, (run, data) in enumerate(runs)
-            if _sends_activations(run)
-        }
-        weights = [
-            parts[number].get() if number in parts else _first_of_each_stage(run)
-            for number, (run, _) in enumerate(runs)
-        ]
         under_way = [
-            [pool.apply_async(_or_why, (_counted, _stand_in(run), data, rank)) for rank in ranks]
-            for (run, data), ranks in zip(runs, weights, strict=True)
-            if not isinstance(ranks, str)
+            [pool.apply_async(_or_why, (_counted, _stand_in(run), data, rank)) for rank in _first_of_each_stage(run)]
+            for run, data in runs
         ]
-        ended = iter([[rank.get() for rank in each] for each in under_way])
+        ended = [[rank.get() for rank in each] for each in under_way]
     # A process that the pool forks while this one builds a model may wait for ever for a lock of PyTorch's.
-    for (run, _), ranks in zip(runs, weights, strict=True):
-        yield ranks if isinstance(ranks, str) else _together(run, ranks, next(ended))
+    for (run, _), seen in zip(runs, ended, strict=True):
+        yield _together(run, seen)
 
 
-def _parts(run: Run, data: Path | None) -> dict[int, int]:
-    return _first_of_each_part(run, _task(run, data, torch.device("cpu")))
-
-
-def _sends_activations(run: Run) -> bool:
-    """Return whether the bytes that a rank sends depend on its part of a batch.
-
-    This holds where ranks compute parts of the same samples; a pipeline pads all parts to the same shapes.
-    """
-    return bool(run.mesh.axes("tensors", "sequence", "experts")) and not run.mesh.pipelined
-
-
-def _first_of_each_stage(run: Run) -> dict[int, int]:
-    """Return {rank: number of ranks it represents}. The first rank has the largest part of batches and shards."""
-    stages = run.mesh.stages
+def _first_of_each_stage(run: Run) -> list[int]:
+    """Return the first rank of each stage, which has the largest part of batches and shards."""
     distance = run.mesh.stride(*run.mesh.axes("layers")) if run.mesh.pipelined else 1
-    return {stage * distance: run.world_size // stages for stage in range(stages)}
+    return [stage * distance for stage in range(run.mesh.stages)]
 
 
-def _first_of_each_part(run: Run, task: Task) -> dict[int, int]:
-    """Return {rank: number of ranks whose parts of the counted batch have the same shapes}; for runs without a
-    pipeline.
-    """
-    recipe = run.recipe
-    of_all = order.BatchOrder(task.samples("train"), recipe.global_batch_size, run.seed)
-    last = recipe.steps(of_all.steps_per_epoch) - 1
-    batch = of_all.batch(min(COUNTED, last))
-    plain: Any = SimpleNamespace(chunks=None)
-    found: dict[Any, int] = {}
-    weights: dict[int, int] = {}
-    sequence = first_part(run)
-    for part in range(run.mesh.data_size):
-        place: Any = SimpleNamespace(data_rank=part, data_size=run.mesh.data_size, sequence=sequence)
-        micro_batches = batches.micro_batches(
-            task,
-            plain,
-            "train",
-            batch,
-            recipe.global_batch_size,
-            recipe.gradient_accumulation_steps,
-            place,
-        )
-        shapes = tuple(
-            (micro.count, *(tuple(values.shape) for values in micro.batch.values())) for micro in micro_batches
-        )
-        rank = found.setdefault(shapes, run.mesh.first_rank(part))
-        weights[rank] = weights.get(rank, 0) + run.world_size // run.mesh.data_size
-    return weights
-
-
-def _together(run: Run, weights: dict[int, int], seen: list[dict[str, Any] | str]) -> dict[str, Any] | str:
-    """Combine the results of a run's simulated ranks; ``weights``: {rank: number of ranks it represents}."""
+def _together(run: Run, seen: list[dict[str, Any] | str]) -> dict[str, Any] | str:
+    """Combine the results of a run's simulated ranks."""
     if run.zero_stage and not PRECISIONS[run.recipe.arithmetic].is_full:
         return f"DeepSpeed's memory and traffic in {run.recipe.precision} cannot be computed; measure a run instead"
     if reasons := [each for each in seen if isinstance(each, str)]:
         return reasons[0]
     estimate = [each for each in seen if not isinstance(each, str)]
     sent: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for ranks, each in zip(weights.values(), estimate, strict=True):
+    for each in estimate:
         for entry in each["traffic"]:
-            sent[entry["axis"], entry["collective"]] += ranks * entry["bytes"]
+            sent[entry["axis"], entry["collective"]] += entry["bytes"]
     whole = {
-        "ranks": [*weights],
+        "ranks": _first_of_each_stage(run),
         "tensor_bytes": [each["tensor_bytes"] for each in estimate],
         "traffic": [
-            {"axis": axis, "collective": name, "bytes": size / sum(weights.values())}  # the mean over all ranks
+            {"axis": axis, "collective": name, "bytes": size / len(estimate)}  # the mean over stages
             for (axis, name), size in sorted(sent.items())
         ],
     }

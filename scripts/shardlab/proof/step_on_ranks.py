@@ -1,6 +1,9 @@
-"""What a rank does for a proof: one step of an engine, or of the plain model, and how much they differ."""
+"""The run of a tiny model that is proven, and what a rank does of it: one step of an engine, or of the plain model, and
+how much they differ.
+"""
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -10,24 +13,48 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from shardlab import models, parallel
+from shardlab.data import encoders
+from shardlab.data.encoders import Arrays
 from shardlab.errors import UserError
 from shardlab.models import _transformers, declared
 from shardlab.models._float64 import Float64
+from shardlab.models._library_chain import CHANNELS, key_of_channels
 from shardlab.models._losses import IGNORE
 from shardlab.models._sequence import POSITIONS, documents_of
 from shardlab.models.weights import materialize, save
-from shardlab.proof.tiny_runs import arrays
 from shardlab.runtime import distributed, optimizers, tasks, trial
 from shardlab.runtime.batches import Steps
 from shardlab.runtime.distributed import local
 from shardlab.runtime.engine import Engine
-from shardlab.settings.types import Run
+from shardlab.schema import check
+from shardlab.settings import resolve
+from shardlab.settings.config import Config
+from shardlab.settings.types import DataSource, Run, Size, Strategy, Workload
 from shardlab.train.step import train_step
 
+VOCABULARY, SAMPLES, LENGTH, PICTURE = 128, 4, 16, 16
+"""Tokens that a tiny model knows, samples of the step, tokens of each, pixels of a picture's side."""
+ANY_PICTURE = 2 * PICTURE
+"""Pixels of a side where a model has no size of its own: convolutions that halve pictures five times leave one."""
+LOWEST = 3
+"""Smallest token of the data: smaller ones are padding or ends of texts for some models."""
+RECIPE = {"dtype": "float64", "global_batch_size": SAMPLES, "max_steps": 1, "max_grad_norm": 0.01}
+SITE: dict[str, Any] = {
+    "device": "cpu",
+    "nodes_max": None,
+    "ranks_per_node_max": None,
+    "environment": {},
+}
+NAME = "model"
+"""Name of the workload, which is in no file."""
+TEXT = {"sequence_length": LENGTH}
+DATA: dict[str, dict[str, Any]] = {"summarization": {"document_tokens": LENGTH, "summary_tokens": LENGTH // 2}}
+"""Task: options of its data, if they are not those of ``TEXT``."""
 WEIGHTS, EXPECTED = "model.safetensors", "expected.safetensors"
 """Files of a tiny model's folder: its initial weights, what one process computes."""
 LOSS, NORM, GRADIENT, UPDATED = "loss", "gradient norm", "gradient of ", "update of "
@@ -44,6 +71,93 @@ FLOORS = {GRADIENT: 1e-5, UPDATED: 1e-3}
 """A parameter's values are compared relative to their largest, or to this part of the model's largest: a bias in front
 of a softmax has a gradient of nothing but rounding, and Adam's first update is a gradient by its size.
 """
+
+
+class Written(NamedTuple):
+    """What a workload's file says of a transformers model, besides what the library declares."""
+
+    blocks: list[str]
+    tensor: dict[str, str]
+    task: str = "language_modelling"
+    sync_batch_norm: bool = False
+    layerdrop: tuple[str, ...] = ()
+    """Keys of its configuration with the part of layers that is left out at random, which a tiny model has as 0."""
+
+
+NOTHING = Written([], {})
+
+
+def tiny_run(folder: Path, strategy_name: str, strategy: Strategy | None = None, written: Written = NOTHING) -> Run:
+    """Return the run that trains the tiny model in ``folder`` for a step, on as few ranks as the strategy needs.
+
+    Raises:
+        Unsupported: the strategy does not apply.
+        UserError: settings do not fit together.
+    """
+    recipe = RECIPE | {"sync_batch_norm": written.sync_batch_norm}
+    config = check(Config, {"site": "local", "site_settings": SITE, "container": False, "recipe": recipe}, "config")
+    size = Size(model={"pretrained": False}, data=DATA.get(written.task, TEXT))
+    if written.task == "classification":
+        pictures, classes = _of_pictures(folder)
+        size = Size(model={"pretrained": False}, data=pictures, shape={"classes": classes})
+    workload = Workload(
+        model=f"hf:{folder}",
+        task=written.task,
+        blocks=written.blocks,
+        tensor=written.tensor,
+        data={"embedded": DataSource(name=NAME, reader="package_source")},
+        sizes={"small": size},
+    )
+    return resolve.run(config, strategy_name, NAME, strategy=strategy, workload=workload)
+
+
+def _of_pictures(folder: Path) -> tuple[dict[str, int], int]:
+    """Return the shape of the pictures that the tiny model takes, and its number of classes."""
+    config = json.loads((folder / "config.json").read_text())
+    own = next((each for each in (config, config.get("vision_config", {})) if "image_size" in each), config)
+    size = own.get("image_size", ANY_PICTURE)
+    size = size[0] if isinstance(size, list) else size
+    key = key_of_channels(own.__contains__)
+    shape = {"channels": own[key] if key else CHANNELS, "image_size": size}
+    return shape, len(config.get("id2label") or {}) or 2
+
+
+def tokens() -> NDArray[np.int32]:
+    """Return the tokens of a language model: (samples, length + 1)."""
+    return np.random.default_rng(1).integers(LOWEST, VOCABULARY, (SAMPLES, LENGTH + 1)).astype(np.int32)
+
+
+def arrays(run: Run) -> Arrays:
+    """Return the prepared data of the run's task."""
+    if run.task == "classification":
+        return _pictures(run)
+    if run.task == "summarization":
+        return _pairs()
+    return _packed() if tasks.is_packed(run.task) else {"tokens": tokens()}
+
+
+def _pictures(run: Run) -> Arrays:
+    random, blank = np.random.default_rng(1), encoders.blank(run.data, SAMPLES)["images"]
+    labels = random.integers(0, run.data.options["classes"], SAMPLES)
+    return {"images": random.integers(0, 256, blank.shape, blank.dtype), "labels": labels}
+
+
+def _pairs() -> Arrays:
+    """Of different lengths, so that there is padding."""
+    found: Arrays = {}
+    for name, lengths in (("document", [LENGTH, 3, 9, 12]), ("summary", [4, LENGTH // 2 + 1, 2, 6])):
+        found[name] = np.concatenate([row[:length] for row, length in zip(tokens(), lengths, strict=True)])
+        found[f"{name}_offsets"] = np.cumsum([0, *lengths])
+    return found
+
+
+def _packed() -> Arrays:
+    """Rows of several documents, of which every second token is a target."""
+    whole = tokens()
+    lengths = ([7, 9], [LENGTH], [3, 5, 8], [10, *[1] * (LENGTH - 10)])
+    positions = np.stack([np.concatenate([np.arange(length) for length in row]) for row in lengths])
+    targets = np.where(positions % 2, whole[:, 1:], IGNORE)
+    return {"inputs": whole[:, :-1], "targets": targets.astype(np.int32), "positions": positions.astype(np.int32)}
 
 
 class Difference(NamedTuple):
@@ -70,13 +184,16 @@ def one_process(run: Run, folder: Path) -> OneProcess:
     """Write a tiny model's weights, and what the plain model computes from them in one step, without any engine.
 
     Raises:
-        UserError: the loss is finite in float32 alone, as of masks that only float32 holds.
+        UserError: the loss is not finite, as of masks that only float32 holds.
     """
     dtype = getattr(torch, run.recipe.dtype)
     model = models.build(run.model, run.task, dtype)
     weights = models.initial_weights(run.model, run.task, dtype, run.seed)
     save(_noisy(weights), models.state(model), folder / WEIGHTS)
-    task, micro = _loaded(run, model, folder)
+    materialize(model, folder / WEIGHTS, torch.device("cpu"))
+    model.train()
+    task = _task(run, folder)
+    micro = task.micro_batch("train", np.arange(run.recipe.global_batch_size))
     seen = trial.find_properties(run, task, model)
     if changing := seen.get("changing"):
         names = ", ".join([*dict.fromkeys(map(models.without_numbers, changing))][:3])
@@ -89,7 +206,7 @@ def one_process(run: Run, folder: Path) -> OneProcess:
         total = task.counted_loss(task.outputs(model, micro.batch), micro)
     loss = total / task.targets_in(micro.batch)
     if not loss.isfinite():
-        return OneProcess(_not_finite(run, float(loss), folder), seen)
+        raise UserError(f"the loss of the library's tiny model is {float(loss)} in float64, in which proofs are made.")
     refusal = refusal or _other_loss(run.task, task, model, micro.batch)
     loss.backward()  # type: ignore[no-untyped-call]
     parameters = {name: value for name, value in models.state(model).items() if value.requires_grad}
@@ -121,33 +238,6 @@ def _noise(task: tasks.Task, model: nn.Module, gradients: Mapping[str, Tensor]) 
     }
     every = differences(reversed_, {GRADIENT + name: value for name, value in gradients.items()})
     return max(each.value for each in every)
-
-
-def _loaded(run: Run, model: nn.Module, folder: Path) -> tuple[tasks.Task, tasks.MicroBatch]:
-    """Load a model's weights; return the run's task, and all of its samples."""
-    materialize(model, folder / WEIGHTS, torch.device("cpu"))
-    model.train()
-    task = _task(run, folder)
-    return task, task.micro_batch("train", np.arange(run.recipe.global_batch_size))
-
-
-def _not_finite(run: Run, loss: float, folder: Path) -> str:
-    """Return a sentence on a loss of one process.
-
-    Raises:
-        UserError: it is finite in float32.
-    """
-    narrow = run.model_copy(update={"recipe": run.recipe.model_copy(update={"dtype": "float32"})})
-    model = models.build(run.model, run.task, torch.float32)
-    task, micro = _loaded(narrow, model, folder)
-    with torch.no_grad():
-        total = task.counted_loss(task.outputs(model, micro.batch), micro)
-    if total.isfinite():
-        raise UserError(
-            f"the loss of the library's tiny model is {loss} in float64, in which proofs are made, and finite in "
-            "float32."
-        )
-    return f"the loss of the tiny model is {loss} on one device: a value of config.json makes it so."
 
 
 def _other_loss(kind: str, task: tasks.Task, model: nn.Module, batch: tasks.Batch) -> str:

@@ -6,7 +6,7 @@ blocks, positions) becomes smaller than a proof's sequence, so that there are to
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ from transformers.utils import logging
 from shardlab.errors import UserError
 from shardlab.models._library_chain import example, on_fake_tensors
 from shardlab.models._transformers import CLASSES, WITHOUT_EFFECT, floats
-from shardlab.proof.step_on_ranks import NOISE
-from shardlab.proof.tiny_runs import LENGTH, LOWEST, PICTURE, VOCABULARY
+from shardlab.proof.step_on_ranks import LENGTH, LOWEST, NOISE, PICTURE, VOCABULARY
 
 LAYERS, WIDTH, HEADS, GROUPS, HEAD, ROTARY, HIDDEN, EXPERTS = 4, 64, 4, 2, 16, 8, 96, 4
 MOST_LAYERS = 2 * LAYERS
@@ -130,10 +129,6 @@ OF_BACKBONE = ("out_features", "out_indices")
 RATES = re.compile(r"\w*(drop|jitter)\w*")
 """Keys with a probability, or a size of noise: none in a proof."""
 LAYERDROP = re.compile(r"\w*layerdrop")
-SAME = 1e-4
-"""Difference of logits that is rounding."""
-RATE = {False: 0.5, True: 0.99}
-"""Training: a rate whose effect on a few tokens shows, also that on few layers."""
 
 
 def tiny(config: PreTrainedConfig, *, fill: bool = False, longest: int | None = None) -> PreTrainedConfig:
@@ -205,7 +200,6 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
 
     ``longest``: see ``tiny``. ``unread``: the keys without effect.
     """
-    made = tiny(config, longest=longest)
     without_effect = {name.rpartition(".")[2] for name in unread}
     values_of = _values(config)
     values = dict.fromkeys(_numbers(values_of, without_effect))
@@ -217,10 +211,8 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
         if any(re.fullmatch(pattern, key) for pattern in lengths) and 1 < value < (longest or math.inf)
     ]
     idle = [name for name in exceeded if not _is_exercised(config, name.partition(" ")[0], longest)]
-    rates = {key: f"{key} {value}" for key, value in values if RATES.fullmatch(key) and value > 0}
-    acting, noise = ([*_acting(made, rates, training=training)] for training in (False, True))
     unknown = [*_unclassified(values)]
-    small = {*_numbers(made.to_dict(), set())}
+    small = {*_numbers(tiny(config, longest=longest).to_dict(), set())}
     tried = [f"{key} {value}" for key, value in unknown if (key, value) not in small]
     sentences = {
         WITHOUT_EFFECT: unread,
@@ -229,9 +221,7 @@ def about(config: PreTrainedConfig, longest: int | None = None, unread: Sequence
             *idle,
             *(name for key, value in unknown if (name := f"{key} {value}") not in tried),
         ],
-        "0 in a proof, as dropout and noise": [rates[key] for key in noise if key not in acting],
-        "0 in a proof, though evaluation depends on it": [rates[key] for key in acting],
-        "sees later tokens, which are the targets of language modelling": _seeing_later(made),
+        "0 in a proof": [f"{key} {value}" for key, value in values if RATES.fullmatch(key) and value > 0],
     }
     return [f"{sentence}: {', '.join(found)}" for sentence, found in sentences.items() if found]
 
@@ -243,31 +233,6 @@ def _is_exercised(config: PreTrainedConfig, key: str, longest: int | None) -> bo
         return _differ(*(tiny(each, longest=longest or NEVER) for each in (config, without)))
     except Exception:  # one of both is no model
         return False
-
-
-def _acting(made: PreTrainedConfig, rates: Collection[str], *, training: bool) -> Iterator[str]:
-    """Yield those of the keys in ``RATES`` with which a tiny model computes otherwise: in evaluation, where they are no
-    mere noise, or in ``training``. One whose model cannot be run counts as noise.
-    """
-    for key in rates:
-        try:
-            zero, high = (type(made)(**_with(made.to_dict(), key, rate)) for rate in (0.0, RATE[training]))
-            acts = _differ(zero, high, training=training)
-        except Exception:  # of a key that takes no such number, or of batch norm of a single sample
-            acts = training
-        if acts:
-            yield key
-
-
-def _seeing_later(made: PreTrainedConfig) -> list[str]:
-    """Return the type of a tiny model whose logits of earlier tokens depend on the last one."""
-    if task_of(made) != "language_modelling":
-        return []
-    try:
-        one, other = (_outputs(made, last=last)[:, :-1] for last in (LOWEST, LOWEST + 1))
-    except Exception:  # it is no model
-        return []
-    return [] if torch.allclose(one, other, rtol=SAME, atol=SAME) else [made.model_type]
 
 
 def _with(values: dict[str, Any], key: str, value: float) -> dict[str, Any]:
@@ -283,14 +248,12 @@ def _differ(one: PreTrainedConfig, other: PreTrainedConfig, *, training: bool = 
     return not torch.equal(_outputs(one, training=training), _outputs(other, training=training))
 
 
-def _outputs(config: Any, *, training: bool = False, last: int | None = None) -> Tensor:
-    """Return the logits of a model whose weights are drawn, also those that begin as 0; ``last``: the last token."""
+def _outputs(config: Any, *, training: bool = False) -> Tensor:
+    """Return the logits of a model whose weights are drawn, also those that begin as 0."""
     task = task_of(config)
     torch.manual_seed(0)
     model: Any = getattr(transformers, CLASSES[task][0]).from_config(config).train(training)
     tokens = torch.arange(LENGTH)[None] + LOWEST
-    if last is not None:
-        tokens[:, -1] = last
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += NOISE * torch.randn_like(parameter)

@@ -22,7 +22,7 @@ MODES = ("none", "selective", "full")
 SAME = ("seed", "sources", "strategy", "workload")
 """Settings of a run that do not affect its cost."""
 SAME_RECIPE = ("lr_schedule", "epochs", "max_steps", "keep_best")
-SAME_OPTIMIZER = ("learning_rate", "weight_decay", "betas", "eps", "nesterov", "adjust_lr_fn")
+SAME_OPTIMIZER = ("learning_rate", "weight_decay", "betas", "eps", "nesterov")
 
 
 def cost(run: Run) -> str:

@@ -10,7 +10,7 @@ from shardlab.report import sweep_table
 from shardlab.report.summary import MEMORY_KINDS
 from shardlab.report.units import readable_bytes
 from shardlab.report.verdict import EQUAL, diagnosis, expected, flips, verdict, weights
-from shardlab.settings import sweep as sweeps
+from shardlab.settings import variants
 from shardlab.settings.config import Config
 from shardlab.settings.run_identity import flat
 
@@ -66,7 +66,7 @@ def call(config: Config) -> str:
     parts.append(f"nodes {config.nodes} x {config.ranks_per_node} ranks (more if a strategy needs them)")
     if config.dtype:
         parts.append(f"dtype {config.dtype}")
-    for key, values in ((key, values) for product in sweeps.checked(config) for key, values in product.items()):
+    for key, values in ((key, values) for product in variants.swept(config) for key, values in product.items()):
         parts.append(f"sweep.{key} = {values[0]} to {values[-1]}, {len(values)} values")
     for name in ("recipe", "site_settings"):
         parts += [f"{name}.{key} = {value}" for key, value in flat(getattr(config, name))]

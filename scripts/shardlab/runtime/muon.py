@@ -34,7 +34,6 @@ class Muon(Optimizer):
         arithmetic: torch.dtype,
         momentum: float = 0.95,
         nesterov: bool = True,
-        adjust_lr_fn: str = "original",
         fused: bool = False,
         **of_adamw: Any,
     ) -> None:
@@ -43,7 +42,7 @@ class Muon(Optimizer):
         nothing: list[dict[str, Any]] = [{"params": []}]
         matrices = [group for group in given if group["matrix"]]
         others = [group for group in given if not group["matrix"]]
-        of_matrices = {"momentum": momentum, "nesterov": nesterov, "adjust_lr_fn": adjust_lr_fn}
+        of_matrices = {"momentum": momentum, "nesterov": nesterov}
         defaults = {"lr": lr, "weight_decay": weight_decay, "fused": fused} | of_matrices
         super().__init__(matrices or nothing, defaults)
         self.arithmetic = arithmetic
@@ -59,7 +58,7 @@ class Muon(Optimizer):
             for parameters in _split_alike(each for each in group["params"] if each.grad is not None):
                 averaged = [self._averaged(each, group) for each in parameters]
                 for parameter, update in zip(parameters, orthogonalized(averaged, self.arithmetic), strict=True):
-                    rate = group["lr"] * rate_factor(group["adjust_lr_fn"], *parameter.shape[-2:])
+                    rate = group["lr"] * rate_factor(*parameter.shape[-2:])
                     local(parameter).mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=rate)
         self.others.step()
 
@@ -72,11 +71,9 @@ class Muon(Optimizer):
         return gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
 
 
-def rate_factor(name: str, rows: int, columns: int) -> float:
-    """Return the factor of a matrix's learning rate: Jordan's ``original``, or ``match_rms_adamw`` (Liu et al., 2025,
-    arXiv:2502.16982), with which it can be that of AdamW.
-    """
-    return 0.2 * math.sqrt(max(rows, columns)) if name == "match_rms_adamw" else math.sqrt(max(1, rows / columns))
+def rate_factor(rows: int, columns: int) -> float:
+    """Return the factor of a matrix's learning rate: Jordan's."""
+    return math.sqrt(max(1, rows / columns))
 
 
 def newton_schulz(matrices: Tensor, arithmetic: torch.dtype) -> Tensor:

@@ -1,26 +1,30 @@
 """Digests of the code that determines a run's numbers, which Snakemake cannot see behind ``shell:``.
 
 The digests are part of run.json, so changed code is changed settings: it prepares, draws and trains again what comes
-from it. They are one of each room whose code a training imports, and one of the model's and the reader's own file.
-Comments, docstrings and layout do not count.
+from it. They are one of each room whose code a training imports, and one of the model's and the reader's own file; or
+those of a script and of the files that it needs. Comments and layout do not count.
 
 Files can be edited after that: the processes that compute compare their code with these digests.
 """
 
 import ast
 import hashlib
+import os
+import re
 from collections.abc import Mapping
 from functools import cache
 from itertools import chain
+from modulefinder import ModuleFinder
 from pathlib import Path
+from typing import Any
 
 from shardlab.errors import UserError
 from shardlab.files import ROOT
-from shardlab.settings import registry, scripts
+from shardlab.settings import registry
 from shardlab.settings.types import Run
 
 PACKAGE = ROOT / "scripts/shardlab"
-COMPUTES = ("learning_rate", "mesh", "pipeline_schedules", "precisions", "recipe")
+COMPUTES = ("mesh", "pipeline_schedules", "precisions", "recipe")
 ROOMS = {
     "data": ["**/*.py"],
     "models": ["**/*.py"],
@@ -35,6 +39,12 @@ OF_OTHERS = "data/hub_download.py"
 """Fills data/raw, whose files have digests of their own."""
 
 
+GENERATED = ("data", "results", ".snakemake")
+"""Folders with files that a script may name, and that are no part of it."""
+LONGEST = 200
+"""Characters of a text that may be the name of a file."""
+
+
 def model_sources(name: str, *, transformers: bool) -> dict[str, str]:
     """Return the digest of a model's own file."""
     return {} if transformers else _own(f"models/{name}.py")
@@ -47,7 +57,7 @@ def data_sources(reader: str) -> dict[str, str]:
 
 def training_sources(run: Run) -> dict[str, str]:
     """Return the digests of the code that trains a run, without its model; or those of its script."""
-    return scripts.digests(run.script) if run.script else _rooms(*ROOMS)
+    return of_script(run.script) if run.script else _rooms(*ROOMS)
 
 
 def check_unchanged(*sources: Mapping[str, str]) -> None:
@@ -100,10 +110,93 @@ def _is_own(path: Path) -> bool:
 
 @cache
 def _digest(path: Path) -> str:
-    tree = scripts.syntax_tree(path)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                node.body = node.body[1:]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+    return hashlib.sha256(ast.dump(_tree(path)).encode()).hexdigest()[:16]
+
+
+def _tree(path: Path) -> ast.Module:
+    """Return the syntax tree of a file of Python.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{path.relative_to(ROOT)} is not Python: {error}; fix it there.") from None
+
+
+def check_script(script: str, where: str) -> None:
+    """Check that a script can be started: a file in the project, executable unless it is Python.
+
+    Raises:
+        UserError: it cannot.
+    """
+    path = ROOT / script
+    if not path.resolve().is_relative_to(ROOT):
+        raise UserError(
+            f"{where}: script {script} is outside of the project; copy it into the project, and write its path from "
+            "the project's root."
+        )
+    if not path.is_file():
+        raise UserError(
+            f"{where}: script {script} is not a file; write its path from the project's root, or run python "
+            "scripts/course.py, which writes those of the course."
+        )
+    if path.suffix != ".py" and not os.access(path, os.X_OK):
+        raise UserError(f"{where}: script {script} is not executable; run: chmod +x {script}.")
+
+
+def of_script(script: str) -> dict[str, str]:
+    """Return {path from the project's root: digest} of a script's files; comments of Python do not count.
+
+    They are the script, the modules next to it that it imports anywhere, and the files that it names in a string (if it
+    is not Python: as a word), from its folder or from the project's root; and so on for each of these.
+
+    Raises:
+        UserError: one that ends in .py is not Python.
+    """
+    top = (ROOT / script).resolve().parent
+    waiting, found = [(ROOT / script, True)], {}
+    while waiting:
+        path, starts = waiting.pop()
+        path = path.resolve()
+        if not path.is_file() or not path.is_relative_to(ROOT):
+            continue
+        name = str(path.relative_to(ROOT))
+        if name in found or path.relative_to(ROOT).parts[0] in GENERATED:
+            continue
+        content = path.read_bytes()
+        if path.suffix == ".py":
+            tree = _tree(path)
+            content = ast.dump(tree).encode()
+            waiting += [(module, False) for module in _modules(path, top)] if starts else []
+            named = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        else:
+            named = re.findall(r"[\w./-]+", content.decode(errors="replace"))
+        found[name] = hashlib.sha256(content).hexdigest()[:16]
+        for text in named:
+            if isinstance(text, str) and 0 < len(text) < LONGEST and "\0" not in text:
+                waiting += [(path.parent / text, True), (ROOT / text, True)]
+    return dict(sorted(found.items()))
+
+
+def check_script_unchanged(script: str, sources: dict[str, str]) -> None:
+    """Check that a script's files are those whose digests a run.json has.
+
+    Raises:
+        UserError: one was edited since.
+    """
+    now = of_script(script)
+    if odd := sorted(path for path in {*now, *sources} if now.get(path) != sources.get(path)):
+        raise UserError(
+            f"{odd[0]} was edited since this run's settings were resolved; run the same command again, which trains "
+            "with the edited script."
+        )
+
+
+def _modules(script: Path, top: Path) -> list[Path]:
+    """Return the files of the modules in ``top`` that a script imports, itself or through others."""
+    finder = ModuleFinder([str(top)])
+    finder.run_script(str(script))
+    modules: list[Any] = [*finder.modules.values()]
+    return [Path(module.__file__) for module in modules if module.__file__]

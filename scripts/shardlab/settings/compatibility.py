@@ -15,8 +15,6 @@ from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import CAUSAL, Strategy, Workload
 from shardlab.settings.variants import ALONE, NEEDS
 
-OF_CLASSES = ("classification", "summarization", *CAUSAL)
-"""Tasks whose loss is a cross-entropy."""
 TWO_STACKS = "two stacks of layers (an encoder and a decoder)"
 
 
@@ -62,19 +60,26 @@ def check_tensor(
             f"tp {parts} does not divide the {ranks} ranks of a node, and tensor-parallel groups stay within "
             f"a node; tp can be {divisors(ranks)}."
         )
-    sizes = {key: args.get(key) for key in workload.tensor_sizes}
-    for key, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool):
-            raise UserError(
-                f"config/workloads/{name}.yaml: tensor_sizes: {key} is not a numeric model argument; known: "
-                f"{choices(key for key, value in args.items() if isinstance(value, int))}."
-            )
-    common = math.gcd(*(size for size in sizes.values() if isinstance(size, int)))
+    sizes = {key: number_of(args, key, f"config/workloads/{name}.yaml: tensor_sizes") for key in workload.tensor_sizes}
+    common = math.gcd(*sizes.values())
     if common % parts:
-        key = next(key for key, size in sizes.items() if isinstance(size, int) and size % parts)
+        key = next(key for key, size in sizes.items() if size % parts)
         raise Unsupported(
             f"tp {parts} does not divide {key} {sizes[key]} of workload {name}; tp can be {divisors(common)}."
         )
+
+
+def number_of(args: dict[str, Any], key: str, where: str) -> int:
+    """Return a model argument that a workload's file names as a number.
+
+    Raises:
+        UserError: it is none.
+    """
+    value = args.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        known = choices(key for key, value in args.items() if isinstance(value, int))
+        raise UserError(f"{where}: {key} is not a numeric model argument; known: {known}.")
+    return value
 
 
 def check_context(
@@ -174,15 +179,6 @@ def check_pipeline(
         raise Unsupported(f"{name}: sequence_parallel does not work across pipeline stages; remove one of them.")
     if refusal := schedule.refusal(strategy.pipeline_schedule, mesh.stages, strategy.n_microbatches):
         raise UserError(f"{name}: {refusal}.")
-
-
-def check_task(recipe: Recipe, workload: Workload, name: str) -> None:
-    """Check that the recipe's loss is one of the task."""
-    if recipe.label_smoothing and workload.task not in OF_CLASSES:
-        raise UserError(
-            f"recipe.label_smoothing: task {workload.task} of workload {name} has no classes to smooth labels over; "
-            f"set it to 0, or train workloads of {choices(OF_CLASSES)}."
-        )
 
 
 def check_script(strategy: Strategy, name: str, workload: str, recipe: Recipe) -> None:

@@ -56,5 +56,5 @@ def settings(strategy: Strategy, name: str, recipe: Recipe, replicas: int) -> di
     clash = [key for key in (*decided, "train_batch_size", "optimizer", "scheduler") if key in given]
     if clash:
         raise UserError(f"{strategy.config}: `{clash[0]}` comes from the workload's recipe; remove it there.")
-    # Its engine takes the recipe's optimizer, which it may not know by name.
-    return {"zero_allow_untested_optimizer": True, **given, **decided}
+    # Its engine takes the recipe's optimizer, which it may not know by name, and prints nothing of its own.
+    return {"zero_allow_untested_optimizer": True, "steps_per_print": 10**9, **given, **decided}

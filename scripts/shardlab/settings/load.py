@@ -11,12 +11,11 @@ import yaml
 
 from shardlab.errors import UserError, unknown
 from shardlab.files import ROOT
-from shardlab.schema import check
-from shardlab.settings import sweep, variants
+from shardlab.schema import check, parse_yaml
+from shardlab.settings import variants
 from shardlab.settings.config import Config
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.sites import Site
-from shardlab.settings.strict_yaml import parse_yaml
 from shardlab.settings.types import RESERVED, Strategy, Workload
 
 CONFIG = ROOT / "config"
@@ -128,12 +127,12 @@ def config(values: dict[str, Any]) -> Config:
     for name in config.strategies:
         strategy(variants.parse_side(name, "strategy")[0])
     site(config)
-    for key in dict.fromkeys(key for table in sweep.checked(config) for key in table):
+    for key in dict.fromkeys(key for table in variants.swept(config) for key in table):
         if variants.keys()[key].varies_strategy and not any(
             variants.takes(strategy(variants.base(n)), key) for n in config.strategies
         ):
             raise UserError(
-                f"{sweep.WHERE}: {key} has no effect on {', '.join(config.strategies)}; add a strategy it changes, "
+                f"{variants.SWEEP}: {key} has no effect on {', '.join(config.strategies)}; add a strategy it changes, "
                 "or remove the key."
             )
     return config

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 from shardlab.errors import Unsupported, UserError, choices, unknown
 from shardlab.settings import code_fingerprint, load, pretrained, registry, run_identity, variants
 from shardlab.settings.config import Config
-from shardlab.settings.mesh import divisors
 from shardlab.settings.recipe import Recipe
 from shardlab.settings.types import DataSet, DataSource, Model, Run, Size, Workload
 
@@ -71,13 +70,7 @@ def _each(config: Config, of: Callable[[str, Workload, Size, str], T]) -> Iterat
 
 def model_args(workload: Workload, config: Config, size: Size) -> dict[str, Any]:
     source = _source(workload, config)
-    own, both = size.model | source.model, size.shape | source.shape
-    if wrong := [key for key in own if own[key] != both.get(key, own[key])]:
-        raise UserError(
-            f"a workload's file has {wrong[0]} {own[wrong[0]]} under `model:` and {both[wrong[0]]} under `shape:`, "
-            "which both the model and the data get; write it there alone."
-        )
-    return own | both
+    return size.model | source.model | size.shape | source.shape
 
 
 def size_of(workload: Workload, config: Config, name: str) -> Size:
@@ -151,10 +144,10 @@ def check_files(workload: Workload, config: Config, name: str) -> None:
 
 
 def check_args(workload: Workload, name: str, args: dict[str, Any], options: dict[str, Any]) -> None:
-    """Check that the model's arguments that must divide others do, and that it has the classes and tokens of the data.
+    """Check that the model has the classes and tokens of the data.
 
     Raises:
-        UserError: one does not.
+        UserError: it has not.
     """
     for key, other in (("vocab_size", "vocab_size"), ("classes", "num_labels")):
         given, in_model = options.get(key), args.get(key, args.get(other))
@@ -168,15 +161,6 @@ def check_args(workload: Workload, name: str, args: dict[str, Any], options: dic
             f"config/workloads/{name}.yaml: the data has classes {options['classes']}, of which the model does not "
             "know; write classes under `shape:`, which both get."
         )
-    for key, divisor in workload.divisible.items():
-        sizes = [args.get(key), args.get(divisor)]
-        if not all(isinstance(size, int) and size > 0 for size in sizes):
-            continue  # the model itself reports the error
-        if args[key] % args[divisor]:
-            raise UserError(
-                f"config/workloads/{name}.yaml: {divisor} {args[divisor]} does not divide {key} {args[key]}; "
-                f"{divisor} can be {divisors(args[key])}."
-            )
 
 
 def check_shared(config: Config, run: Run) -> None:

@@ -1,12 +1,12 @@
 """How a workload is trained: the recipe of its file, and the overrides of the configuration."""
 
+import math
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from shardlab.errors import choices
 from shardlab.schema import Strict, one_of
-from shardlab.settings.learning_rate import Schedule
 from shardlab.settings.precisions import LOW, PRECISIONS, STATES
 
 
@@ -23,12 +23,10 @@ class OptimizerClass(NamedTuple):
 
 OPTIMIZERS = {
     "sgd": OptimizerClass("torch.optim.SGD", ("momentum", "nesterov")),
-    "adam": OptimizerClass("torch.optim.Adam", ("betas", "eps", "amsgrad"), fused=True),
-    "adamw": OptimizerClass("torch.optim.AdamW", ("betas", "eps", "amsgrad"), fused=True),
+    "adam": OptimizerClass("torch.optim.Adam", ("betas", "eps"), fused=True),
+    "adamw": OptimizerClass("torch.optim.AdamW", ("betas", "eps"), fused=True),
     "adadelta": OptimizerClass("torch.optim.Adadelta", ("eps",)),
-    "muon": OptimizerClass(
-        "shardlab.runtime.muon.Muon", ("momentum", "nesterov", "adjust_lr_fn", "betas", "eps"), fused=True
-    ),
+    "muon": OptimizerClass("shardlab.runtime.muon.Muon", ("momentum", "nesterov", "betas", "eps"), fused=True),
 }
 """Name: class. Each but muon updates every value by itself, so that shards can be updated independently."""
 
@@ -54,18 +52,9 @@ class Optimizer(Strict):
     eps: float | None = Field(
         None, gt=0, le=1, description=f"{choices(_taking('eps'))}: added to the denominator of an update."
     )
-    amsgrad: bool | None = Field(
-        None,
-        description=f"{choices(_taking('amsgrad'))}: divide by the largest second moment so far, one more state.",
-    )
     momentum: Decay | None = Field(None, description=f"{choices(_taking('momentum'))}: momentum.")
     nesterov: bool | None = Field(
         None, description=f"{choices(_taking('nesterov'))}: Nesterov's momentum; needs momentum."
-    )
-    adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = Field(
-        None,
-        description=f"{choices(_taking('adjust_lr_fn'))}: factor of a matrix's learning rate by its shape, as in "
-        "torch.optim.Muon.",
     )
 
     @property
@@ -81,6 +70,35 @@ class Optimizer(Strict):
         if self.nesterov and not self.momentum and self.name != "muon":
             raise ValueError("nesterov needs momentum; set momentum above 0, or remove nesterov")
         return self
+
+
+class Schedule(Strict):
+    """Schedule of the learning rate: factors of recipe.optimizer.learning_rate, pure functions of the step, so that a
+    run that resumes needs no state.
+    """
+
+    name: Literal["constant", "step", "linear", "cosine"] = Field(
+        "constant", description="constant; step: multiply by gamma after each epoch; linear or cosine: decay to end."
+    )
+    gamma: float = Field(1.0, gt=0, le=1e6, description="step: factor per epoch.")
+    end: float = Field(
+        0.0, ge=0, le=1e6, description="linear, cosine: final factor, which a step after the last one would have."
+    )
+    warmup_steps: NonNegativeInt = Field(0, description="Steps of linear warm-up.")
+
+    def factor(self, step: int, steps: int, steps_per_epoch: int) -> float:
+        """Return the factor at ``step`` of ``steps``, both counted over all epochs, the step from 0."""
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        step_after, steps_after = step - self.warmup_steps, max(steps - self.warmup_steps, 1)
+        match self.name:
+            case "step":  # the closed form of torch.optim.lr_scheduler.StepLR, once per epoch
+                return self.gamma ** (step // steps_per_epoch)
+            case "linear":
+                return 1.0 + (self.end - 1.0) * step_after / steps_after
+            case "cosine":  # Loshchilov and Hutter, 2017 (arXiv:1608.03983), without restarts
+                return self.end + (1.0 - self.end) * (1.0 + math.cos(math.pi * step_after / steps_after)) / 2
+        return 1.0
 
 
 class Group(Strict):
@@ -140,9 +158,7 @@ class Recipe(Strict):
         None, gt=0, le=LARGEST, description="Maximum global L2 gradient norm (null: no clipping)."
     )
     dtype: Annotated[str, *one_of(STATES)] = Field(
-        "float32",
-        description="Data type of weights, gradients, optimizer and arithmetic. bfloat16 halves their memory, but "
-        "small updates are lost in rounding; it is not compared with a tolerance.",
+        "float32", description="Data type of weights, gradients, optimizer and arithmetic."
     )
     gradient_accumulation_steps: PositiveInt = Field(
         1, description="Micro-batches per step: each rank's share of the global batch is split into this many."
@@ -157,7 +173,7 @@ class Recipe(Strict):
         ge=0,
         lt=1,
         description="Label smoothing of the training loss (Szegedy et al., 2016, arXiv:1512.00567), over all classes "
-        "or the whole vocabulary. Validation and test losses are without it. Not for regression.",
+        "or the whole vocabulary. Validation and test losses are without it. A regression has no labels.",
     )
     loss_chunks: PositiveInt = Field(
         1,
@@ -216,20 +232,10 @@ class Recipe(Strict):
                 raise ValueError(f"groups: {pattern}: only muon has an optimizer for some parameters; remove the key")
         return self
 
-    @model_validator(mode="after")
-    def _averages(self) -> "Recipe":
-        if self.ema_decay is not None and self.dtype == "bfloat16":
-            raise ValueError(
-                "ema_decay: in dtype bfloat16 rounding leaves an average as it is; set dtype to float32, or ema_decay "
-                "to null"
-            )
-        return self
-
     @property
     def arithmetic(self) -> str:
         """Name in PRECISIONS of what layers compute in."""
-        name = self.dtype if self.precision == "full" else self.precision
-        return PRECISIONS[name].arithmetic or name
+        return self.dtype if self.precision == "full" else self.precision
 
     def steps(self, steps_per_epoch: int) -> int:
         """Return the number of optimizer steps of a training."""

@@ -1,7 +1,5 @@
 """From config to run: multiply the degrees out, check everything, before anything is submitted."""
 
-from typing import Any
-
 from shardlab.errors import Unsupported, UserError, choices
 from shardlab.schema import check
 from shardlab.settings import (
@@ -11,8 +9,6 @@ from shardlab.settings import (
     load,
     model_and_data,
     pretrained,
-    scripts,
-    sweep,
     variants,
 )
 from shardlab.settings.config import Config
@@ -48,14 +44,16 @@ def run(
     site = load.site(config).place()
     size = model_and_data.size_of(workload, config, workload_base)
     recipe = _recipe(size, config, values)
-    compatibility.check_task(recipe, workload, workload_base)
     model_and_data.check_files(workload, config, workload_base)
     data = model_and_data.data_of(workload, config, size, data_seed, varied=values.get("size", ""))
     args = model_and_data.model_args(workload, config, size)
     model_and_data.check_args(workload, workload_base, args, data.options)
     nodes, ranks, devices = _ranks(config, strategy, strategy_name, site)
     mesh = _mesh(strategy, strategy_name, nodes, ranks)
-    segments = _segments(workload, workload_base, args)
+    where = f"config/workloads/{workload_base}.yaml: segments"
+    segments = sum(
+        each if isinstance(each, int) else compatibility.number_of(args, each, where) for each in workload.segments
+    )
     if strategy.script:
         compatibility.check_script(strategy, strategy_name, workload_base, recipe)
     else:
@@ -145,7 +143,7 @@ def weights_of(workload_name: str) -> str:
 
 def names(config: Config) -> list[tuple[str, str]]:
     """Return (strategy, workload) of all runs of a configuration, including variants, in the order of its lists."""
-    points = list(sweep.points(config))
+    points = list(variants.points(config))
     return list(
         dict.fromkeys(
             (_varied(strategy, ours), _with(workload, other))
@@ -196,24 +194,10 @@ def matrix(config: Config) -> tuple[list[Run], dict[tuple[str, str], str]]:
                 raise
             left_out[strategy, workload] = str(reason).removeprefix(f"{strategy} x {workload}: ")
     if config.sweep and not runs:
-        raise UserError(f"{sweep.WHERE}: no variant is possible: {next(iter(left_out.values()))}")
+        raise UserError(f"{variants.SWEEP}: no variant is possible: {next(iter(left_out.values()))}")
     for one in {(variants.base(one.workload), one.data.name): one for one in runs}.values():
         model_and_data.check_shared(config, one)
     return runs, left_out
-
-
-def _segments(workload: Workload, name: str, args: dict[str, Any]) -> int:
-    """Return the number of segments of the model's chain: the sum of numbers and model arguments."""
-    total = 0
-    for segment in workload.segments:
-        count = args.get(segment) if isinstance(segment, str) else segment
-        if not isinstance(count, int) or isinstance(count, bool):
-            raise UserError(
-                f"config/workloads/{name}.yaml: segments: {segment} is not a numeric model argument; write a number "
-                f"or one of {choices(key for key, value in args.items() if isinstance(value, int))}."
-            )
-        total += count
-    return total
 
 
 def twinned(config: Config, runs: list[Run]) -> list[str]:
@@ -290,7 +274,7 @@ def _mesh(strategy: Strategy, name: str, nodes: int, ranks: int) -> ParallelDims
                 f"everything but its number of ranks (known with script: min_ranks, workloads, "
                 f"{', '.join(AXES)})."
             )
-        scripts.check(strategy.script, where)
+        code_fingerprint.check_script(strategy.script, where)
         return multiply_out(strategy.degrees, nodes, ranks, where)
     if strategy.engine == "deepspeed":
         own = strategy.model_fields_set - {"engine", "config", "min_ranks"}

@@ -25,7 +25,7 @@ KEYS: dict[str, dict[str, str]] = {
         "time": "hang_seconds stop_seconds warning",
     },
     "strategy": {"place": "", "time": "workloads"},
-    "workload": {"place": "", "time": "tensor_sizes context_sizes divisible"},
+    "workload": {"place": "", "time": "tensor_sizes context_sizes"},
 }
 """Keys of the configuration that do not train a finished run again.
 

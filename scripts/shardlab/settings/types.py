@@ -190,7 +190,6 @@ class Workload(Strict):
         description="Segments of the model's chain, between which pipelines split it: numbers and model arguments, "
         "added up. Empty: the model is not a chain; pp and mp are not supported.",
     )
-    divisible: dict[str, str] = Field(default={}, description="Model argument: another one that must divide it.")
     data: dict[Literal["embedded", "hub"], DataSource] = Field(
         min_length=1, description="Data sources; config key `data` selects one."
     )
@@ -248,11 +247,6 @@ class StrategyOptions(Strict):
         description="cp: attention over split sequences. gather: to all keys, gathered; ulysses: over whole sequences "
         "with some of the heads; ring: to one rank's keys at a time.",
     )
-    head_tail: bool = Field(
-        True,
-        description="cp, gather and ring: give each rank a piece from the head and one from the tail of every "
-        "sequence, so that causal attention takes equally long on all of them.",
-    )
     pipeline_schedule: Annotated[str, *one_of(SCHEDULES)] = Field(
         "1F1B", description="pp: schedule of torch.distributed.pipelining."
     )
@@ -260,8 +254,10 @@ class StrategyOptions(Strict):
 
     @property
     def splits_head_and_tail(self) -> bool:
-        """True if a rank's part of a sequence is two pieces; with Ulysses, all ranks have equally much to do anyway."""
-        return self.head_tail and self.context != "ulysses"
+        """True if a rank's part of a sequence is two pieces, from its head and its tail, so that causal attention takes
+        equally long on all of them; with Ulysses, all ranks have equally much to do anyway.
+        """
+        return self.context != "ulysses"
 
     @property
     def pipeline(self) -> Schedule:
@@ -347,15 +343,6 @@ class Ranks(Strict):
     mesh: ParallelDims = Field(description="Mesh axis: degree, outermost first; empty for one rank.")
     site: SiteRuntime = Field(description="Site settings.")
     site_name: str = Field(description="Name of the site.")
-
-    @model_validator(mode="after")
-    def _mesh_fits(self) -> Self:
-        if self.mesh and self.mesh.size != self.world_size:
-            raise ValueError(
-                f"the mesh {self.mesh.root} has {self.mesh.size} ranks, nodes x ranks_per_node are {self.world_size}; "
-                "resolve it again"
-            )
-        return self
 
     @property
     def world_size(self) -> int:

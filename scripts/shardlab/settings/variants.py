@@ -3,8 +3,12 @@
 ``llama2@learning_rate=0.003@seed=2`` is the workload llama2 with two overrides of its recipe and the configuration,
 ``pp@n_microbatches=8`` the strategy pp with one. The name alone defines the variant: each run is resolved without any
 other, and adding values to a sweep leaves the existing variants unchanged.
+
+In ``sweep:`` of the configuration a group of keys with lists is a product; a list of groups is their union: a table is
+a list of rows.
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -14,13 +18,14 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from shardlab.errors import UserError, unknown
-from shardlab.schema import words, yes_for_number
+from shardlab.schema import parse_yaml, words
 from shardlab.settings.config import Config
 from shardlab.settings.mesh import AXES, Split
 from shardlab.settings.recipe import Recipe
-from shardlab.settings.strict_yaml import parse_yaml
 from shardlab.settings.types import Strategy
 
+SWEEP = "config: sweep"
+"""Where a sweep is asked for."""
 SIGN = "@"
 """Precedes each value. Unlike a comma, it does not end a wildcard where Snakemake passes a job to Slurm; + is used in
 numbers.
@@ -36,7 +41,6 @@ NEEDS: dict[str, Split] = {
     "reshard_after_forward": "states",
     "wrap_parameters": "states",
     "context": "sequence",
-    "head_tail": "sequence",
     "sequence_parallel": "tensors",
     "loss_parallel": "tensors",
     "pipeline_schedule": "layers",
@@ -72,12 +76,9 @@ class Key(NamedTuple):
             UserError: the key does not accept the value.
         """
         try:
-            parsed = _adapter(self.path).validate_python(value)
+            return _adapter(self.path).validate_python(value)
         except ValidationError as error:
             raise UserError(f"{where} cannot be {value!r}: {words(error.errors()[0])}.") from None
-        if yes_for_number(value, parsed):
-            raise UserError(f"{where} cannot be {value!r}: write a number.")
-        return parsed
 
 
 @cache
@@ -110,19 +111,6 @@ def _leaves(kind: type[BaseModel], names: tuple[str, ...], above: tuple[str, ...
 @cache
 def _adapter(path: tuple[str, ...]) -> TypeAdapter[Any]:
     return TypeAdapter(next(key.kind for key in keys().values() if key.path == path))
-
-
-def short(name: str, where: str) -> str:
-    """Return the short name of a key given by any suffix of its path (recipe.optimizer.learning_rate, learning_rate).
-
-    Raises:
-        UserError: the key does not exist.
-    """
-    fitting = [short for short, key in keys().items() if f".{'.'.join(key.path)}".endswith(f".{name}")]
-    exact = [end for end in fitting if end == name]
-    if len(fitting) == 1 or exact:
-        return (exact or fitting)[0]
-    raise unknown("key", name, fitting or keys(), where)
 
 
 def named(base: str, values: Values) -> str:
@@ -238,3 +226,44 @@ def override_config(config: Config, values: Values) -> Config:
     if "dtype" in values:
         plain["dtype"] = values["dtype"]
     return config.model_copy(update=plain)
+
+
+def swept(config: Config) -> list[dict[str, list[Any]]]:
+    """Return the requested products, one after the other: {short name of a key: its values}.
+
+    Raises:
+        UserError: a key or value does not exist, or a list is empty.
+    """
+    tables = config.sweep if isinstance(config.sweep, list) else [config.sweep]
+    if not tables:
+        raise UserError(f"{SWEEP}: the list is empty; add keys with lists, or remove it.")
+    return [_product(table) for table in tables]
+
+
+def _product(table: Any) -> dict[str, list[Any]]:
+    if not isinstance(table, dict):
+        raise UserError(f"{SWEEP}: {table!r} is not keys with lists; write learning_rate: [0.001, 0.003].")
+    product: dict[str, list[Any]] = {}
+    for name, given in table.items():
+        where, key = f"{SWEEP}: {name}", str(name)
+        if key not in keys():
+            raise unknown("key", key, keys(), SWEEP)
+        values = given if isinstance(given, list) else [given]
+        if not values:
+            raise UserError(f"{where}: the list is empty; name at least one value, or remove the key.")
+        taken = [keys()[key].check(read(value), where) for value in values]
+        for value in taken:
+            named("", {key: value})
+        if len(taken) != len({repr(value) for value in taken}):
+            raise UserError(f"{where}: a value appears twice; name it once.")
+        product[key] = taken
+    return product
+
+
+def points(config: Config) -> Iterator[tuple[Values, Values]]:
+    """Yield (strategy values, workload values) of each variant; without a sweep, one empty pair."""
+    for table in swept(config):
+        for values in itertools.product(*table.values()):
+            point = dict(zip(table, values, strict=True))
+            ours = {key: value for key, value in point.items() if keys()[key].varies_strategy}
+            yield ours, {key: value for key, value in point.items() if key not in ours}

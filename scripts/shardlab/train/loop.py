@@ -28,7 +28,6 @@ from shardlab.runtime.distributed import World
 from shardlab.runtime.engine import Engine
 from shardlab.runtime.tasks import Task
 from shardlab.settings import code_fingerprint
-from shardlab.settings.devices import peak
 from shardlab.settings.model_rules import check_properties
 from shardlab.settings.types import WARMUP_STEPS, Run
 from shardlab.train.checkpoint import Checkpointer
@@ -262,7 +261,7 @@ def count_operations(state: TrainState) -> dict[str, Any]:
     # Only shapes are needed: don't copy a whole global batch to the device.
     on_cpu = tasks.task_for(run, task.folder, torch.device("cpu"))
     counted = flops.count_flops(run, task, on_cpu.micro_batch("train", indices))
-    device_peak = peak(device.name(task.device), run.recipe.arithmetic)
+    device_peak = flops.peak(device.name(task.device), run.recipe.arithmetic)
     if counted:
         log.flops_per_sample = counted / len(indices)
         log.peak_flops = (device_peak or 0.0) * run.world_size * run.devices_per_rank
