@@ -156,6 +156,7 @@ EQUAL = [
     *rows("", "moe", "", "fsdp_tp_ep", ranks=8),
 ]
 HALF = rows("bf16", "vit", "ddp fsdp zero3", "single tp_sp pp fsdp_tp zero1", dtype="float32")
+ROUNDED = rows("", "llama2", "fsdp pp", "tp_sp", dtype="bfloat16")
 
 
 def chosen(request):

@@ -36,6 +36,7 @@ CONFIGURATIONS = [
     ({"nodes": 2}, ["2 nodes are requested, but a run at site local can have at most 1"]),
     (MLP | {"recipe": {"global_batch_size": 1}}, ["1 has fewer samples than the 2 data-parallel ranks"]),
     (MLP | {"recipe": {"gradient_accumulation_steps": 32}}, ["samples", "set it to 16 or less"]),
+    (MLP | {"recipe": {"dtype": "bfloat16", "ema_decay": 0.9}}, ["ema_decay: in dtype bfloat16 rounding leaves"]),
     (swept({"lerning_rate": [1]}), ["there is no key 'lerning_rate'; did you mean learning_rate?"]),
     (swept({"compile_backend": ["a/b"]}), ["becomes part of a file name"]),
     (swept({"tp": [3]}), ["no variant is possible"]),

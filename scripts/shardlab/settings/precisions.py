@@ -35,6 +35,8 @@ class Precision(NamedTuple):
     """
     states: bool = False
     """True if weights, gradients and optimizer can have it."""
+    arithmetic: str = ""
+    """Precision with the same products, whose peaks and kernels apply; empty: its own."""
     attention: tuple[Kernel, ...] = ("flash", "efficient")
     """Fused kernels that support it (PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
     scales_loss: bool = False
@@ -62,6 +64,13 @@ PRECISIONS = {
         states=True,
         attention=(),
         unsupported={"deepspeed": "DeepSpeed does not support float64"},
+    ),
+    "bfloat16": Precision(
+        "bfloat16",
+        2,
+        states=True,
+        arithmetic="bf16",
+        unsupported={"deepspeed": "DeepSpeed keeps its optimizer in float32"},
     ),
     "bf16": Precision(
         "bfloat16",

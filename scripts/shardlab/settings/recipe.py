@@ -158,7 +158,9 @@ class Recipe(Strict):
         None, gt=0, le=LARGEST, description="Maximum global L2 gradient norm (null: no clipping)."
     )
     dtype: Annotated[str, *one_of(STATES)] = Field(
-        "float32", description="Data type of weights, gradients, optimizer and arithmetic."
+        "float32",
+        description="Data type of weights, gradients, optimizer and arithmetic. bfloat16 halves their memory, but "
+        "small updates are lost in rounding; it is not compared with a tolerance.",
     )
     gradient_accumulation_steps: PositiveInt = Field(
         1, description="Micro-batches per step: each rank's share of the global batch is split into this many."
@@ -232,10 +234,20 @@ class Recipe(Strict):
                 raise ValueError(f"groups: {pattern}: only muon has an optimizer for some parameters; remove the key")
         return self
 
+    @model_validator(mode="after")
+    def _averages(self) -> "Recipe":
+        if self.ema_decay is not None and self.dtype == "bfloat16":
+            raise ValueError(
+                "ema_decay: in dtype bfloat16 rounding leaves an average as it is; set dtype to float32, or ema_decay "
+                "to null"
+            )
+        return self
+
     @property
     def arithmetic(self) -> str:
         """Name in PRECISIONS of what layers compute in."""
-        return self.dtype if self.precision == "full" else self.precision
+        name = self.dtype if self.precision == "full" else self.precision
+        return PRECISIONS[name].arithmetic or name
 
     def steps(self, steps_per_epoch: int) -> int:
         """Return the number of optimizer steps of a training."""
