@@ -40,9 +40,33 @@ def check(kind: type[S], value: Any, where: str) -> S:
         UserError: a key is unknown or a value is wrong; names the first one and what would work.
     """
     try:
-        return kind.model_validate(value)
+        found = kind.model_validate(value)
     except ValidationError as error:
         raise _first(kind, error.errors(), where) from None
+    if place := yes_for_number(value, found):
+        raise UserError(f"{where}: `{'.'.join(place[:-1])}` is {place[-1]}; write a number.")
+    return found
+
+
+def yes_for_number(given: Any, found: Any) -> tuple[str, ...]:
+    """Return the keys down to the first boolean of ``given`` that became a number in ``found``, and its text; () if
+    none.
+
+    Pydantic accepts ``True`` as 1 unless all its checks are strict, which would reject the strings that Snakemake makes
+    of numbers inside ``--config key={...}``.
+    """
+    if isinstance(given, bool):
+        return () if isinstance(found, bool) or not isinstance(found, int | float) else (str(given),)
+    if isinstance(given, dict):
+        pairs = {key: found.get(key) if isinstance(found, dict) else getattr(found, str(key), None) for key in given}
+    elif isinstance(given, list | tuple) and isinstance(found, list | tuple):
+        pairs = dict(enumerate(found))
+    else:
+        return ()
+    for key, inner in pairs.items():
+        if place := yes_for_number(given[key], inner):
+            return (str(key), *place)
+    return ()
 
 
 def _first(kind: type[BaseModel], errors: list[Any], where: str) -> UserError:

@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from shardlab.errors import UserError, unknown
-from shardlab.schema import parse_yaml, words
+from shardlab.schema import parse_yaml, words, yes_for_number
 from shardlab.settings.config import Config
 from shardlab.settings.mesh import AXES, Split
 from shardlab.settings.recipe import Recipe
@@ -76,9 +76,12 @@ class Key(NamedTuple):
             UserError: the key does not accept the value.
         """
         try:
-            return _adapter(self.path).validate_python(value)
+            parsed = _adapter(self.path).validate_python(value)
         except ValidationError as error:
             raise UserError(f"{where} cannot be {value!r}: {words(error.errors()[0])}.") from None
+        if yes_for_number(value, parsed):
+            raise UserError(f"{where} cannot be {value!r}: write a number.")
+        return parsed
 
 
 @cache
