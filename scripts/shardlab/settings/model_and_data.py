@@ -70,7 +70,13 @@ def _each(config: Config, of: Callable[[str, Workload, Size, str], T]) -> Iterat
 
 def model_args(workload: Workload, config: Config, size: Size) -> dict[str, Any]:
     source = _source(workload, config)
-    return size.model | source.model | size.shape | source.shape
+    own, both = size.model | source.model, size.shape | source.shape
+    if wrong := [key for key in own if own[key] != both.get(key, own[key])]:
+        raise UserError(
+            f"a workload's file has {wrong[0]} {own[wrong[0]]} under `model:` and {both[wrong[0]]} under `shape:`, "
+            "which both the model and the data get; write it there alone."
+        )
+    return own | both
 
 
 def size_of(workload: Workload, config: Config, name: str) -> Size:
