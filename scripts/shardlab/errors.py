@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -51,10 +52,12 @@ def run_program(main: Callable[[], int | None]) -> None:
         sys.stdout.flush()
     except UserError as error:
         sys.exit(f"error: {error}")
-    except BrokenPipeError:  # as Python's documentation of signal says
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except OSError as error:
+        output = select.poll()
+        output.register(1, 0)
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0)):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of the output
+            sys.exit(1)
         sys.exit(f"error: {error.filename or 'file'}: {error.strerror or error}")
     # A forked rank must return: torchrun waits for its value, and sys.exit(None) has none.
     if status:
