@@ -107,12 +107,10 @@ def _take_steps(run: Run, data: Path, initial: Path, folder: Path, *, hashed: bo
     for number in range(min(STEPS, state.steps.count)):
         recorder.step(number)
     state.checkpointer.checkpoint(len(recorder.steps))
-    state.checkpointer.wait()
     evaluated: dict[str, Any] = {"validation": state.checkpointer.validate()}
     state.checkpointer.save("model.safetensors")
     if run.evaluated_sharded:
         evaluated |= _tested(lambda: evaluation.evaluate_engine(run, state.engine, state.task, state.world))
-    state.checkpointer.close()
     state.log.close()
     hashes = {"hashes": _hashes(state.task)} if hashed else {}
     return recorder.about() | {"evaluated": evaluated} | hashes
@@ -135,7 +133,6 @@ def _restore(run: Run, data: Path, initial: Path, folder: Path, step: int) -> in
     recorder = _Recorder(state, folder)
     recorder.save_weights("restored/weights")
     recorder.save_state("restored/optimizer")
-    state.checkpointer.close()
     state.log.close()
     return state.start.step
 
@@ -336,7 +333,6 @@ def _gradients_of_samples(run: Run, data: Path, initial: Path, folder: Path, lik
     except (ValueError, RuntimeError):
         return
     finally:
-        state.checkpointer.close()
         state.log.close()
 
 
