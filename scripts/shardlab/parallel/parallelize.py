@@ -10,10 +10,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shardlab.errors import UserError
 from shardlab.models import matching
 from shardlab.patches.torch_internals import around_forward
-from shardlab.runtime.batch_statistics import Recomputation, tracked
 from shardlab.runtime.distributed import World
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
@@ -126,25 +124,17 @@ def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
     """Apply activation checkpointing (Chen et al., 2016, arXiv:1604.06174) to each block, in place."""
     if mode == "none":
         return
-    from torch.utils.checkpoint import checkpoint, noop_context_fn
+    from torch.utils.checkpoint import checkpoint
 
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
     if mode != "full":
         options["context_fn"] = _keep_products
-    contexts = options.get("context_fn", noop_context_fn)
 
     def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(block: nn.Module, *args: Any, **keywords: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(block, *args, **keywords)
-            if torch.compiler.is_compiling():  # a compiled graph writes buffers once, whatever it recomputes
-                return checkpoint(forward, block, *args, **options, **keywords)
-
-            def without_trace() -> tuple[Any, Any]:
-                first, again = contexts()
-                return first, Recomputation(block, again)
-
-            return checkpoint(forward, block, *args, **options | {"context_fn": without_trace}, **keywords)
+            return checkpoint(forward, block, *args, **options, **keywords)
 
         return run
 
@@ -159,30 +149,9 @@ def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> No
     modules = _blocks(model, patterns) if recipe.compile == "blocks" else []
     for module in modules:
         # Only the forward method: hooks of FSDP and tensor parallelism stay outside the graph.
-        forward = torch.compile(module.forward, backend=recipe.compile_backend)
-        module.forward = forward  # type: ignore[method-assign]
-        if recipe.activation_checkpointing != "none":
-            module.forward = _refusing_statistics(module, forward)  # type: ignore[method-assign]
+        module.forward = torch.compile(module.forward, backend=recipe.compile_backend)  # type: ignore[method-assign]
     if modules:
         log.info("Applied torch.compile to %d blocks, backend %s", len(modules), recipe.compile_backend)
-
-
-def _refusing_statistics(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a compiled forward, whose first call checks that no batch norm changes its statistics: a recomputation
-    that is compiled, wholly or in parts, may change them again.
-    """
-
-    def first(*args: Any, **keywords: Any) -> Any:
-        if any(each.training for each in tracked(module)):
-            raise UserError(
-                "recipe.activation_checkpointing and recipe.compile: a forward pass changes the statistics of batch "
-                "norm, and compiled code would change them again in the recomputation; set one of the two to none."
-            )
-        if module.training:
-            module.forward = forward  # type: ignore[method-assign]
-        return forward(*args, **keywords)
-
-    return first
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:

@@ -5,9 +5,7 @@ as under DDP. So evaluation, checkpoints and model.safetensors see the same valu
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from types import TracebackType
-from typing import Any
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -35,26 +33,6 @@ def statistics_kept(root: nn.Module) -> Iterator[None]:
     finally:
         for each, buffers in own:
             each._buffers.update(buffers)
-
-
-class Recomputation:
-    """Context of a block's recomputation, which changes no statistics again. It can be entered more than once."""
-
-    def __init__(self, block: nn.Module, inner: Any) -> None:
-        """``inner``: another context of the recomputation."""
-        self._block, self._inner, self._entered = block, inner, ExitStack()
-
-    def __enter__(self) -> None:
-        with ExitStack() as stack:
-            stack.enter_context(statistics_kept(self._block))
-            stack.enter_context(self._inner)
-            self._entered = stack.pop_all()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        """Put back the statistics that the block had on entering."""
-        return self._entered.__exit__(kind, error, trace)
 
 
 class SharedBuffers:
