@@ -56,7 +56,7 @@ class NativeEngine(Engine):
         self._stage_group = world.stage_group() if has_buffers else None
         self.parts = self.cut(whole)
         for part, device in zip(self.parts, self.devices(), strict=True):
-            self.hooks = parallelize.apply(run, part, world)
+            self.batch = parallelize.apply(run, part, world)
             if weights:
                 whole_part = len(self.meta_state_dict) == len(models.state(part))
                 buffers = world.device if run.options.cpu_offload else device
@@ -106,8 +106,8 @@ class NativeEngine(Engine):
 
     def outputs(self, micro: MicroBatch) -> Outputs:
         """Return the model's outputs for a micro-batch."""
-        if self.hooks.batch:
-            self.hooks.batch.counts = micro.count > 0
+        if self.batch:
+            self.batch.counts = micro.count > 0
         return self.task.outputs(self.models[0], micro.batch)
 
     def loss(self, micro: MicroBatch) -> Tensor:
@@ -121,13 +121,9 @@ class NativeEngine(Engine):
             outputs = self.outputs(micro)
             self.task.count(outputs, micro)
             loss = self.task.counted_loss(outputs, micro)
-            if self.hooks.used:
-                self.hooks.used.add(loss)
             (loss * scale).backward()
         if last:
             parallelize.check_reduced(self.models[0])
-            if self.hooks.used:
-                self.hooks.used.clear_others(self.world)
         return plain(loss.detach())
 
     def step(self, learning_rate: float) -> Tensor:

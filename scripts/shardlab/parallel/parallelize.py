@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,23 +19,12 @@ from shardlab.settings.types import Run
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class Hooks:
-    """Parts of a transformed model that need to know of each step."""
-
-    batch: Any = None
-    """See batch_norm.Batch."""
-    used: Any = None
-    """See fsdp.UsedParameters."""
-
-
-def apply(run: Run, model: nn.Module, world: World) -> Hooks:
+def apply(run: Run, model: nn.Module, world: World) -> Any:
     """Transform a model without weights (on the meta device) in place: split, recompute, compile, shard.
 
-    Return what the engine tells of each step.
+    Return its batch_norm.Batch, if the recipe synchronizes batch norm.
     """
-    recipe, options = run.recipe, run.options
-    hooks = Hooks()
+    recipe, options, batch = run.recipe, run.options, None
     if (mesh := world.submesh(run.mesh.axes("tensors"))) is not None:
         from shardlab.parallel import tensor
 
@@ -60,7 +48,7 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
     if recipe.sync_batch_norm and world.data_group is not None and world.data_size > 1:
         from shardlab.parallel import batch_norm
 
-        hooks.batch = batch_norm.synchronize(model, world.data_group, world.device)
+        batch = batch_norm.synchronize(model, world.data_group, world.device)
     experts = _blocks(model, run.model.experts)
     if (mesh := world.expert_mesh) is not None:
         from shardlab.parallel.experts import split, split_library
@@ -81,9 +69,7 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
         grouped = world.expert_shard_mesh
         parted = None if grouped is None else (experts, grouped)
         fsdp.apply(model, blocks, mesh, options, dtype, low=low, pipelined=run.mesh.pipelined, experts=parted)
-        if options.find_unused_parameters:
-            hooks.used = fsdp.UsedParameters(model)
-    return hooks
+    return batch
 
 
 def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:

@@ -127,8 +127,8 @@ RULES = {
     "unused": Rule("parameters that the loss never depends on", {"ddp": f"{FIND}, or remove these parameters"}),
     "unused_sometimes": Rule(
         "parameters that the loss depends on in some steps or for some samples only",
-        dict.fromkeys(("ddp", "fsdp"), FIND)
-        | dict.fromkeys(ZERO, f"DeepSpeed waits for their gradients or decays them; leave out DeepSpeed, with {KEY}"),
+        {"ddp": FIND, "fsdp": f"FSDP waits for their gradients or decays them; use DDP with {KEY}"}
+        | dict.fromkeys(ZERO, f"DeepSpeed waits for their gradients or decays them; use DDP with {KEY}"),
     ),
     "left_out": Rule(
         "layers that are left out at random",

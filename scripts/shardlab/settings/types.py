@@ -238,8 +238,8 @@ class StrategyOptions(Strict):
     )
     find_unused_parameters: bool = Field(
         False,
-        description="DDP, FSDP: the loss may not depend on some parameters, in some steps or on some ranks. DDP looks "
-        "for them in each step; FSDP reduces 0 for those that only other ranks use.",
+        description="DDP: the loss may not depend on some parameters, in some steps or on some ranks; look for them in "
+        "each step.",
     )
     sequence_parallel: bool = Field(False, description="tp: split activations between the layers along the sequence.")
     loss_parallel: bool = Field(False, description="tp: compute the loss on split logits.")
