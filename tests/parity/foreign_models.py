@@ -137,11 +137,11 @@ class BatchNorm(Layers):
 
 # sometimes_unused: parameters without a gradient in some or all steps
 
-UNUSED = {"ddp": "refused: never depends on (pooler.bias, pooler.weight)"}
+UNUSED = dict.fromkeys(("ddp", "zero1", "zero3"), "refused: never depends on (pooler.bias, pooler.weight)")
 SOMETIMES = dict.fromkeys(ENGINES[1:], "refused: depends on in some steps or for some samples only")
 
 
-@foreign("sometimes_unused", short=("fsdp", "zero3"), long=("zero1",), **UNUSED)
+@foreign("sometimes_unused", **UNUSED)
 class UnusedPooler(Layers):
     """A module that is never called."""
 
