@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from shardlab import models
 from shardlab.models import contents
 from shardlab.models.weights import materialize
-from shardlab.parallel import parallelize
+from shardlab.parallel import ddp, parallelize
 from shardlab.runtime import optimizers
-from shardlab.runtime.batch_statistics import SharedBuffers
+from shardlab.runtime.batch_norm import SharedBuffers
 from shardlab.runtime.device import wait
 from shardlab.runtime.distributed import World, local, plain
 from shardlab.runtime.engine import Engine
+from shardlab.runtime.optimizers import EMA, WeightAverage
 from shardlab.runtime.tasks import MicroBatch, Outputs, Task
-from shardlab.runtime.weight_average import EMA, WeightAverage
 from shardlab.settings.types import Run
 
 LONGEST_ROW = 2**16
@@ -62,7 +62,7 @@ class NativeEngine(Engine):
                 buffers = world.device if run.options.cpu_offload else device
                 materialize(part, weights, device, whole=whole_part, buffers=buffers)
         if weights:
-            self.ready([parallelize.wrap(run, part, world) for part in self.parts])
+            self.ready([ddp.wrap(run, part, world) for part in self.parts])
 
     def ready(self, wrapped: list[nn.Module]) -> None:
         """Finish once the parts have their weights; ``wrapped``: the module to call instead of each part."""
@@ -116,14 +116,14 @@ class NativeEngine(Engine):
 
     def forward_backward(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
         with ExitStack() as stack:
-            stack.enter_context(parallelize.synchronized(self.models[0], last))
+            stack.enter_context(ddp.synchronized(self.models[0], last))
             stack.enter_context(self._loss_context())
             outputs = self.outputs(micro)
             self.task.count(outputs, micro)
             loss = self.task.counted_loss(outputs, micro)
             (loss * scale).backward()
         if last:
-            parallelize.check_reduced(self.models[0])
+            ddp.check_reduced(self.models[0])
         return plain(loss.detach())
 
     def step(self, learning_rate: float) -> Tensor:

@@ -2,15 +2,14 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.models import matching
 from shardlab.patches.torch_internals import around_forward
+from shardlab.runtime import batch_norm
 from shardlab.runtime.distributed import World
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
@@ -46,8 +45,6 @@ def apply(run: Run, model: nn.Module, world: World) -> Any:
 
             context.apply(model, options.context, world.sequence, mesh.get_group())
     if recipe.sync_batch_norm and world.data_group is not None and world.data_size > 1:
-        from shardlab.parallel import batch_norm
-
         batch = batch_norm.synchronize(model, world.data_group, world.device)
     experts = _blocks(model, run.model.experts)
     if (mesh := world.expert_mesh) is not None:
@@ -70,40 +67,6 @@ def apply(run: Run, model: nn.Module, world: World) -> Any:
         parted = None if grouped is None else (experts, grouped)
         fsdp.apply(model, blocks, mesh, options, dtype, low=low, pipelined=run.mesh.pipelined, experts=parted)
     return batch
-
-
-def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:
-    """Return the module to call instead of the model, now with its weights: it averages gradients over replicas."""
-    if run.options.single_process == "dp":
-        from shardlab.parallel import ddp
-
-        return ddp.in_one_process(model, world.devices)
-    if (mesh := world.submesh(run.mesh.replica_axes)) is not None and not run.mesh.sharded:
-        from shardlab.parallel import ddp
-
-        return ddp.apply(model, mesh, find_unused_parameters=run.options.find_unused_parameters)
-    return model
-
-
-def synchronized(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
-    """Context of a micro-batch: replicas average their gradients once, after the ``last`` one."""
-    if isinstance(model, DistributedDataParallel) and not last:
-        return model.no_sync()
-    if set_requires_all_reduce := getattr(model, "set_requires_all_reduce", None):
-        set_requires_all_reduce(last)  # HSDP; shards are reduced each time, so that no rank holds whole gradients
-    return nullcontext()
-
-
-def check_reduced(model: nn.Module) -> None:
-    """Check after the last backward pass of a step that replicas reduced all gradients.
-
-    Raises:
-        UserError: they did not; see ddp.py.
-    """
-    if isinstance(model, DistributedDataParallel):
-        from shardlab.parallel import ddp
-
-        ddp.check_reduced(model)
 
 
 def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:

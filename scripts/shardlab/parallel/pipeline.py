@@ -16,7 +16,7 @@ from torch.distributed import pipelining
 from shardlab.models import contents
 from shardlab.models._chain import INPUTS, Chain, stages_with
 from shardlab.parallel.native import NativeEngine
-from shardlab.runtime.batch_statistics import statistics_kept
+from shardlab.runtime.batch_norm import statistics_kept
 from shardlab.runtime.device import generators_kept, wait
 from shardlab.runtime.distributed import local, plain
 from shardlab.runtime.tasks import MicroBatch, Outputs

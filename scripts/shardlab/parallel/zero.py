@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from shardlab import models
 from shardlab.models.weights import check_weights, materialize, open_weights, read
-from shardlab.parallel import batch_norm, parallelize
+from shardlab.parallel import parallelize
 from shardlab.patches import deepspeed_startup
-from shardlab.runtime import optimizers
-from shardlab.runtime.batch_statistics import SharedBuffers
+from shardlab.runtime import batch_norm, optimizers
+from shardlab.runtime.batch_norm import SharedBuffers
 from shardlab.runtime.distributed import World
 from shardlab.runtime.engine import Engine
+from shardlab.runtime.optimizers import EMA, WeightAverage
 from shardlab.runtime.tasks import MicroBatch, Outputs, Task
-from shardlab.runtime.weight_average import EMA, WeightAverage
 from shardlab.settings.deepspeed import sized
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run

@@ -10,7 +10,7 @@ from shardlab import models
 from shardlab.models import contents
 from shardlab.models.declared import completed
 from shardlab.runtime import optimizers
-from shardlab.runtime.batch_statistics import SharedBuffers
+from shardlab.runtime.batch_norm import SharedBuffers
 from shardlab.runtime.distributed import World
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.types import Run
@@ -118,7 +118,7 @@ class Engine(Protocol):
 
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """Return ``<parameter name>/<key>``: tensor or DTensor of this rank's parameters, once a step was taken, and
-        their averages (see runtime/weight_average.py); a collective.
+        their averages (see runtime/optimizers.py); a collective.
 
         They are the engine's own tensors, or ``load_optimizer_state`` copies them into the engine. ``to_write``: see
         ``weights_state``.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shardlab.errors import UserError
 from shardlab.models import contents
 from shardlab.models._positions import is_of_positions
-from shardlab.runtime.batch_statistics import statistics_kept, tracked
+from shardlab.runtime.batch_norm import statistics_kept, tracked
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.types import Run
 
