@@ -82,7 +82,6 @@ CHANGES = {
         "sequence_parallel": ("fsdp_tp", {"sequence_parallel": True}),
         "loss_parallel": ("fsdp_tp_sp", {"loss_parallel": True}),
         "context": ("cp", {"context": "ring"}),
-        "head_tail": ("cp", {"head_tail": False}),
         "pipeline_schedule": ("pp", {"pipeline_schedule": "GPipe"}),
         "n_microbatches": ("pp", {"n_microbatches": 8}),
         "engine": ("single", {"engine": "deepspeed", "config": "config/deepspeed/zero2.json"}),

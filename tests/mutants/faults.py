@@ -255,8 +255,8 @@ FAULTS = [
         RING,
         "own = gradient[at], query[at], output[at], lse[at]",
         "bias = _bias(mask, documents, split, source, block, query.dtype)\n"
-        "                one = attend(query[at], keys, values, bias, causal=block.causal)\n"
-        "                own = gradient[at], query[at], output[at], one[1]",
+        "            one = attend(query[at], keys, values, bias, causal=block.causal)\n"
+        "            own = gradient[at], query[at], output[at], one[1]",
         parity("cp_ring-llama2-float64"),
         diagnosis=Diagnosis("cp_ring llama2", stage="gradient"),
         published=Published(

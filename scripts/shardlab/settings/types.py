@@ -248,11 +248,6 @@ class StrategyOptions(Strict):
         description="cp: attention over split sequences. gather: to all keys, gathered; ulysses: over whole sequences "
         "with some of the heads; ring: to one rank's keys at a time.",
     )
-    head_tail: bool = Field(
-        True,
-        description="cp, gather and ring: give each rank a piece from the head and one from the tail of every "
-        "sequence, so that causal attention takes equally long on all of them.",
-    )
     pipeline_schedule: Annotated[str, *one_of(SCHEDULES)] = Field(
         "1F1B", description="pp: schedule of torch.distributed.pipelining."
     )
@@ -260,8 +255,10 @@ class StrategyOptions(Strict):
 
     @property
     def splits_head_and_tail(self) -> bool:
-        """True if a rank's part of a sequence is two pieces; with Ulysses, all ranks have equally much to do anyway."""
-        return self.head_tail and self.context != "ulysses"
+        """True if a rank's part of a sequence is a piece from its head and one from its tail, so that causal attention
+        takes equally long on all of them; with Ulysses, all ranks have equally much to do anyway.
+        """
+        return self.context != "ulysses"
 
     @property
     def pipeline(self) -> Schedule:

@@ -36,7 +36,6 @@ NEEDS: dict[str, Split] = {
     "reshard_after_forward": "states",
     "wrap_parameters": "states",
     "context": "sequence",
-    "head_tail": "sequence",
     "sequence_parallel": "tensors",
     "loss_parallel": "tensors",
     "pipeline_schedule": "layers",
