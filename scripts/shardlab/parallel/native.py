@@ -14,7 +14,7 @@ from shardlab.models import contents
 from shardlab.models.weights import materialize
 from shardlab.parallel import ddp, parallelize
 from shardlab.runtime import optimizers
-from shardlab.runtime.batch_norm import SharedBuffers
+from shardlab.runtime.batch_norm import Statistics, tracked
 from shardlab.runtime.device import wait
 from shardlab.runtime.distributed import World, local, plain
 from shardlab.runtime.engine import Engine
@@ -51,9 +51,8 @@ class NativeEngine(Engine):
             context.check(run, task, whole)
         self.parameter_names = models.trained_names(whole)
         self.split_share = contents.split_share(run, whole) if run.model.folder and run.mesh.tensor_parallel else None
-        has_buffers = len(self.parameter_names) < len(self.meta_state_dict)
         # Here, since a plan calls `ready` on fake tensors, and a new group reads the mesh's values.
-        self._stage_group = world.stage_group() if has_buffers else None
+        self._stage_group = world.stage_group() if tracked(whole) else None
         self.parts = self.cut(whole)
         for part, device in zip(self.parts, self.devices(), strict=True):
             self.batch = parallelize.apply(run, part, world)
@@ -67,7 +66,7 @@ class NativeEngine(Engine):
     def ready(self, wrapped: list[nn.Module]) -> None:
         """Finish once the parts have their weights; ``wrapped``: the module to call instead of each part."""
         self.models = wrapped
-        self.buffers = SharedBuffers(self.parts, self._stage_group)
+        self.statistics = Statistics(self.parts, self._stage_group)
         self.groups = _by_placement(self.parameters())
         self.counted = _by_placement({name: value for name, value in self.parameters().items() if self.owns(name)})
         self.split: list[Any] = [

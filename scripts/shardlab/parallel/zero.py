@@ -19,7 +19,6 @@ from shardlab.models.weights import check_weights, materialize, open_weights, re
 from shardlab.parallel import parallelize
 from shardlab.patches import deepspeed_startup
 from shardlab.runtime import batch_norm, optimizers
-from shardlab.runtime.batch_norm import SharedBuffers
 from shardlab.runtime.distributed import World
 from shardlab.runtime.engine import Engine
 from shardlab.runtime.optimizers import EMA, WeightAverage
@@ -117,7 +116,7 @@ class ZeroEngine(Engine):
             config=dict(self.config),
         )
         self.parts = [self.plain]
-        self.buffers = SharedBuffers(self.parts, world.stage_group())
+        self.statistics = batch_norm.Statistics(self.parts, world.stage_group())
         log.info("Applied DeepSpeed ZeRO stage %d over %d ranks", run.zero_stage, world.size)
         if not self.precision.is_full:
             # DeepSpeed casts its master weights from the low-precision ones; training must start from the file's.

@@ -1,8 +1,8 @@
 """Batch norm: its statistics, which are all that a forward pass may change in a model (runtime/trial.py finds other
 changes), and one with the statistics of all data-parallel ranks' samples (torch.nn.SyncBatchNorm), as one device has.
 
-One rule for every strategy: after each step, all ranks with the same modules have the first one's persistent buffers,
-as under DDP. So evaluation, checkpoints and model.safetensors see the same values.
+One rule for every strategy: after each step, all ranks with the same modules have the first one's statistics, as under
+DDP. So evaluation, checkpoints and model.safetensors see the same values.
 """
 
 import logging
@@ -43,42 +43,31 @@ def statistics_kept(root: nn.Module) -> Iterator[None]:
             each._buffers.update(buffers)
 
 
-class SharedBuffers:
-    """Persistent buffers of the model's parts on this rank, which its forward passes may change."""
+class Statistics:
+    """Those of the batch norms in the model's parts on this rank."""
 
     def __init__(self, parts: Iterable[nn.Module], group: dist.ProcessGroup | None) -> None:
         """``group``: the ranks with the same modules; None for this rank alone."""
         self._group = group
-        self._places: dict[int, tuple[nn.Module, str]] = {}
-        for module in (module for part in parts for module in part.modules()) if group else ():
-            for name, buffer in module._buffers.items():
-                # A DTensor is the same on all ranks by itself.
-                is_plain = buffer is not None and not hasattr(buffer, "placements")
-                if is_plain and name not in module._non_persistent_buffers_set:
-                    self._places.setdefault(id(buffer), (module, name))
+        self._norms = [*dict.fromkeys(each for part in parts for each in tracked(part))]
 
     def share(self) -> None:
-        """Copy the values of the group's first rank to its other ranks; a collective."""
-        buffers = [module._buffers[name] for module, name in self._places.values()]
-        if self._group is not None and self._group.size() > 1:
-            _share([buffer for buffer in buffers if buffer is not None and buffer.numel()], self._group)
-
-
-def _share(buffers: list[Tensor], group: dist.ProcessGroup) -> None:
-    """Copy the values of a group's first rank to its other ranks, in one broadcast."""
-    if not buffers:
-        return
-    # By size, so that each one's bytes start at a multiple of it.
-    buffers = sorted(buffers, key=lambda each: -each.element_size())
-    joined = torch.cat([buffer.detach().reshape(-1).view(torch.uint8) for buffer in buffers])
-    setattr(joined, NOT_TRAFFIC, True)
-    dist.broadcast(joined, group=group, group_src=0)
-    if group.rank() == 0:
-        return
-    sizes = [buffer.numel() * buffer.element_size() for buffer in buffers]
-    with torch.no_grad():
-        for buffer, part in zip(buffers, joined.split(sizes), strict=True):
-            buffer.copy_(part.view(buffer.dtype).view(buffer.shape))
+        """Copy the values of the group's first rank to its other ranks, in one broadcast; a collective."""
+        group = self._group
+        if group is None or group.size() == 1 or not self._norms:
+            return
+        buffers = [buffer for norm in self._norms for buffer in norm.buffers(recurse=False)]
+        # By size, so that each one's bytes start at a multiple of it.
+        buffers = sorted(buffers, key=lambda each: -each.element_size())
+        joined = torch.cat([buffer.detach().reshape(-1).view(torch.uint8) for buffer in buffers])
+        setattr(joined, NOT_TRAFFIC, True)
+        dist.broadcast(joined, group=group, group_src=0)
+        if group.rank() == 0:
+            return
+        sizes = [buffer.numel() * buffer.element_size() for buffer in buffers]
+        with torch.no_grad():
+            for buffer, part in zip(buffers, joined.split(sizes), strict=True):
+                buffer.copy_(part.view(buffer.dtype).view(buffer.shape))
 
 
 class Batch:
