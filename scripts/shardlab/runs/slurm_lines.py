@@ -20,7 +20,6 @@ STARTED: dict[Stage, tuple[Scope, ...]] = {
     "train": (Scope.RANKS,),
     "noise_floor": (Scope.ONE,),
     "evaluate": (Scope.ONE,),
-    "collectives": (Scope.RANKS,),
 }
 """What a job of each stage starts: one process, one per node, the ranks."""
 IMAGE = "containers/train.sif"

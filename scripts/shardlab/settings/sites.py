@@ -24,7 +24,7 @@ CpuList = Annotated[str, StringConstraints(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$"
 """Numbers of CPU cores, as in 0-3,8."""
 
 
-Stage = Literal["init", "plan", "train", "noise_floor", "evaluate", "preflight", "collectives"]
+Stage = Literal["init", "plan", "train", "noise_floor", "evaluate", "preflight"]
 """Stages that run in separate jobs."""
 
 

@@ -28,7 +28,6 @@ RESERVED = (
     "logs",
     "benchmarks",
     "charts",
-    "collectives",
     "preflight",
     "diagnosis",
     "export",
