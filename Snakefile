@@ -24,7 +24,6 @@ include: "workflow/rules/report.smk"
 include: "workflow/rules/diagnose.smk"
 include: "workflow/rules/export.smk"
 include: "workflow/rules/preflight.smk"
-include: "workflow/rules/collectives.smk"
 
 
 wildcard_constraints:

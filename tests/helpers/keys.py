@@ -77,7 +77,7 @@ CHANGES = {
         "cpu_offload": ("fsdp", {"cpu_offload": True}),
         "reshard_after_forward": ("fsdp", {"reshard_after_forward": False}),
         "wrap_parameters": ("fsdp", {"wrap_parameters": 1000}),
-        "find_unused_parameters": ("fsdp", {"find_unused_parameters": True}),
+        "find_unused_parameters": ("ddp", {"find_unused_parameters": True}),
         "sequence_parallel": ("fsdp_tp", {"sequence_parallel": True}),
         "loss_parallel": ("fsdp_tp_sp", {"loss_parallel": True}),
         "context": ("cp", {"context": "ring"}),

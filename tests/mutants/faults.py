@@ -4,7 +4,7 @@ from fault import Diagnosis, Fault, Published
 
 S = "scripts/shardlab/"
 NATIVE, TENSOR, PIPELINE = f"{S}parallel/native.py", f"{S}parallel/tensor.py", f"{S}parallel/pipeline.py"
-ZERO, DDP, PARALLELIZE = f"{S}parallel/zero.py", f"{S}parallel/ddp.py", f"{S}parallel/parallelize.py"
+ZERO, DDP = f"{S}parallel/zero.py", f"{S}parallel/ddp.py"
 CONTEXT, RING, SPLIT = f"{S}parallel/context.py", f"{S}parallel/ring.py", f"{S}parallel/experts.py"
 BATCHES, MUON, ORDER = f"{S}runtime/batches.py", f"{S}runtime/muon.py", f"{S}data/order.py"
 CHECKPOINT, RESUMING, STEP = f"{S}train/checkpoint.py", f"{S}train/resume.py", f"{S}train/step.py"
@@ -130,7 +130,7 @@ FAULTS = [
     ),
     Fault(
         "HSDP's replicas do not average",
-        PARALLELIZE,
+        DDP,
         "set_requires_all_reduce(last)",
         "set_requires_all_reduce(False)",
         parity("hsdp-mlp-float64"),
@@ -255,8 +255,8 @@ FAULTS = [
         RING,
         "own = gradient[at], query[at], output[at], lse[at]",
         "bias = _bias(mask, documents, split, source, block, query.dtype)\n"
-        "                one = attend(query[at], keys, values, bias, causal=block.causal)\n"
-        "                own = gradient[at], query[at], output[at], one[1]",
+        "            one = attend(query[at], keys, values, bias, causal=block.causal)\n"
+        "            own = gradient[at], query[at], output[at], one[1]",
         parity("cp_ring-llama2-float64"),
         diagnosis=Diagnosis("cp_ring llama2", stage="gradient"),
         published=Published(
@@ -694,7 +694,7 @@ FAULTS = [
     ),
     Fault(
         "the last micro-batch is not reduced (DeepSpeed #7985)",
-        f"{S}parallel/parallelize.py",
+        DDP,
         "    if isinstance(model, DistributedDataParallel) and not last:\n",
         "    if isinstance(model, DistributedDataParallel) and last:\n",
         parity("ddp-llama2-accumulated-float64"),

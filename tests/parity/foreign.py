@@ -144,11 +144,11 @@ class BatchNorm(Layers):
 
 # sometimes_unused: parameters without a gradient in some or all steps
 
-UNUSED = {"ddp": "never depends on (pooler.bias, pooler.weight)"}
+UNUSED = dict.fromkeys(("ddp", "zero1", "zero3"), "never depends on (pooler.bias, pooler.weight)")
 SOMETIMES = dict.fromkeys(ENGINES[1:], "depends on in some steps or for some samples only")
 
 
-@foreign(short=("fsdp", "zero3"), long=("zero1",), **UNUSED)
+@foreign(**UNUSED)
 class UnusedPooler(Layers):
     """A module that is never called."""
 

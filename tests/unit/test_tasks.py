@@ -6,7 +6,6 @@ import torch
 
 from helpers.common import tiny_run, with_weights
 from shardlab.errors import UserError
-from shardlab.models._layers import Attention
 from shardlab.parallel import context
 from shardlab.runtime import tasks
 
@@ -34,25 +33,10 @@ def test_in_chunks_the_logits_are_never_whole(workload, tiny_data):
     assert max(chunks) == -(-all_of_them // 3)
 
 
-class Unsplit(torch.nn.Module):
-    """Attends like the workloads' models, but does not know which positions a rank has."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = Attention(4, 2)
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (torch.nn.Linear(1, 1), "does not attend through models/_layers.py; use its Attention, or remove"),
-        (Unsplit(), "model cnn does not split the positions that it makes of a sample; give it a `sequence`"),
-    ],
-)
-def test_context_parallelism_needs_a_task_and_a_model_that_split_their_positions(model, message, tiny_data):
+def test_context_parallelism_needs_a_model_that_attends_through_ours(tiny_data):
     task, _ = loaded("mnist", tiny_data)
-    with pytest.raises(UserError, match=message):
-        context.check(tiny_run("mnist"), task, model)
+    with pytest.raises(UserError, match=r"does not attend through models/_layers.py; use its Attention, or remove"):
+        context.check(tiny_run("mnist"), task, torch.nn.Linear(1, 1))
 
 
 def test_models_that_do_not_do_what_a_task_needs(tiny_data):
@@ -61,7 +45,7 @@ def test_models_that_do_not_do_what_a_task_needs(tiny_data):
         tasks.check_model(run, torch.nn.Linear(1, 1))
     run = tiny_run("instruct")
     tasks.check_model(run, loaded("llama2", tiny_data)[1])
-    with pytest.raises(UserError, match="attend take `positions`, as llama's do"):
+    with pytest.raises(UserError, match="or make the pieces of its chain take `positions`, as llama's do"):
         tasks.check_model(run, loaded("moe", tiny_data)[1])
 
 

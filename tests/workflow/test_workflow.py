@@ -6,10 +6,8 @@ import re
 import sys
 
 import pandas as pd
-import pytest
 
 from helpers.common import ROOT
-from shardlab.measure.collectives import COLLECTIVES
 
 CALLS = {
     "a key": ["--profile", "workflow/profiles/local", "--config", "worklods=[mlp]", "--", "all"],
@@ -89,14 +87,3 @@ def test_a_run_that_fails_leaves_the_others_and_the_table_says_so(tree):
     ).stdout
     assert re.search(r"^train +2$", further, re.MULTILINE)
     assert re.search(r"^init +\d", further, re.MULTILINE) is None
-
-
-@pytest.mark.long
-def test_collectives_are_measured(tree):
-    tree.snakemake("results/collectives/local.csv")
-    table = pd.read_csv(tree.path / "results/collectives/local.csv")
-    assert set(table.collective) == set(COLLECTIVES)
-    assert (table.groupby("collective").bytes.nunique() == 8).all()
-    assert (table.wrong_ranks == 0).all()
-    rings = table[table.collective == "all_gather"]
-    assert (rings.bus_gb_per_second - rings.algorithm_gb_per_second / 2).abs().max() < 1e-12

@@ -44,7 +44,6 @@ VERBS = {
         "capture": "write what the first steps of a run read and computed",
         "diagnose": "find where a capture first differs from single, and why",
         "export": "export weights as a transformers model",
-        "collectives": "measure the collectives over all ranks",
         "wheelhouse": "collect the wheels of the image",
         "image": "build or inspect the image",
         "forkserver": "fork jobs from a process that has imported PyTorch",

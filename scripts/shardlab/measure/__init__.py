@@ -1,1 +1,1 @@
-"""The cost of a run: time, memory, bytes sent (measured and expected), and benchmarks of the collectives."""
+"""The cost of a run: time, memory, bytes sent (measured and expected); a check of the collectives."""

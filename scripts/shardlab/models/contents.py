@@ -33,6 +33,13 @@ def check(run: Run, model: nn.Module) -> None:
         UserError: it does not; names what is in the way, and what would work.
     """
     check_properties(run, inspect(run, model))
+    if run.recipe.activation_checkpointing != "none":
+        for name, module in model.named_modules():
+            if is_batch_norm(module) and any(module in {*block.modules()} for block in blocks_of(run, model)):
+                raise UserError(
+                    f"recipe.activation_checkpointing: {name} of model {run.model.name} is batch norm, whose "
+                    "statistics a recomputation would change once more; set it to none, or use another norm."
+                )
 
 
 def check_drawn(run: Run, model: nn.Module) -> None:

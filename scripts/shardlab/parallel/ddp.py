@@ -2,6 +2,8 @@
 
 import logging
 import re
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,7 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.errors import UserError
-from shardlab.runtime.distributed import text_of_mesh
+from shardlab.runtime.distributed import World, text_of_mesh
+from shardlab.settings.types import Run
 
 BROADCAST = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -17,6 +20,24 @@ BROADCAST = (
 )
 """Types that both Gloo and NCCL send. Buffers of others (complex, int16) stay as each rank computes them."""
 log = logging.getLogger(__name__)
+
+
+def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:
+    """Return the module to call instead of the model, now with its weights: it averages gradients over replicas."""
+    if run.options.single_process == "dp":
+        return in_one_process(model, world.devices)
+    if (mesh := world.submesh(run.mesh.replica_axes)) is not None and not run.mesh.sharded:
+        return apply(model, mesh, find_unused_parameters=run.options.find_unused_parameters)
+    return model
+
+
+def synchronized(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
+    """Context of a micro-batch: replicas average their gradients once, after the ``last`` one."""
+    if isinstance(model, DistributedDataParallel) and not last:
+        return model.no_sync()
+    if set_requires_all_reduce := getattr(model, "set_requires_all_reduce", None):
+        set_requires_all_reduce(last)  # HSDP; shards are reduced each time, so that no rank holds whole gradients
+    return nullcontext()
 
 
 def apply(model: nn.Module, mesh: DeviceMesh, *, find_unused_parameters: bool) -> nn.Module:
@@ -29,12 +50,14 @@ def apply(model: nn.Module, mesh: DeviceMesh, *, find_unused_parameters: bool) -
     )
 
 
-def check_reduced(model: DistributedDataParallel) -> None:
+def check_reduced(model: nn.Module) -> None:
     """Check that the last backward pass of a step reduced all gradients: DDP itself notices in the next step.
 
     Raises:
         UserError: parameters without a gradient, on this rank, kept it from that; names them.
     """
+    if not isinstance(model, DistributedDataParallel):
+        return
     try:
         model._check_reducer_finalized()
     except RuntimeError as error:

@@ -4,17 +4,17 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 
-from shardlab.models.contents import reached, shared_outside
+from shardlab.models.contents import shared_outside
 from shardlab.models.weights import is_packed
-from shardlab.runtime.distributed import World, local, text_of_mesh
+from shardlab.runtime.distributed import local, text_of_mesh
 from shardlab.settings.types import StrategyOptions
 
 log = logging.getLogger(__name__)
@@ -80,8 +80,6 @@ def apply(
     for module in blocks:
         shard(module, mesh, inside)
     shard(model, mesh, outside)
-    if options.find_unused_parameters:
-        cast(FSDPModule, model).set_reduce_scatter_unused_params(True)
     log.info(
         "Applied %s to %d blocks and the root, mesh %s%s%s",
         "HSDP" if mesh.ndim > 1 else "FSDP",
@@ -90,40 +88,6 @@ def apply(
         f", computing in {str(low).removeprefix('torch.')}" if low else "",
         ", states in CPU memory" if options.cpu_offload else "",
     )
-
-
-class UsedParameters:
-    """Parameters that the losses of a step depend on, on any rank: the others have no gradient, as on one device.
-
-    FSDP reduces a gradient of 0 for these, which an optimizer would take for one.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.names = [name for name, value in model.named_parameters() if value.requires_grad]
-        self._gathered: dict[int, str] = {}
-        self._used: set[str] = set()
-        for prefix, module in model.named_modules():
-            if isinstance(module, FSDPModule):
-                cast(nn.Module, module).register_forward_pre_hook(partial(self._note, prefix))
-
-    def add(self, loss: Tensor) -> None:
-        """Add those that a loss depends on, before its backward pass."""
-        self._used |= {self._gathered[each] for each in reached(loss) if each in self._gathered}
-
-    def clear_others(self, world: World) -> None:
-        """Clear the gradients of parameters that no rank used, after the last backward pass of a step; a collective."""
-        used = torch.tensor([float(name in self._used) for name in self.names], device=world.device)
-        parameters = dict(self.model.named_parameters())
-        for name, ranks in zip(self.names, world.sum(used).tolist(), strict=True):
-            if not ranks:
-                parameters[name].grad = None
-        self._used.clear()
-
-    def _note(self, prefix: str, module: nn.Module, _: object) -> None:
-        for name, value in module.named_parameters():
-            if not isinstance(value, DTensor):
-                self._gathered[id(value)] = f"{prefix}.{name}".lstrip(".")
 
 
 def of_another_type(model: nn.Module, dtype: torch.dtype) -> list[nn.Module]:

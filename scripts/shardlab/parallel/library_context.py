@@ -155,9 +155,15 @@ def _counting_places(model: nn.Module) -> set[Place]:
     """
     counted: list[set[Place]] = []
     for length in LENGTHS:
-        with _Counted(length) as found, suppress(Exception), on_fake_tensors(copy.deepcopy(model)) as fake:
+        counted.append(set())
+
+        def note(found: Tensor, args: Any, place: Place, length: int = length) -> Tensor:
+            if args == (length,):
+                counted[-1].add(place)
+            return found
+
+        with _AtArange(note), suppress(Exception), on_fake_tensors(copy.deepcopy(model)) as fake:
             _run(fake, torch.zeros(2, length, dtype=torch.long))  # of one row, all its tokens are as many
-        counted.append(found.places)
     return set.intersection(*counted)
 
 
@@ -169,32 +175,16 @@ def _run(model: Any, tokens: Tensor) -> None:
         model(torch.zeros(*tokens.shape, width, dtype=dtype), **{INPUTS: tokens})
 
 
-class _Counted(TorchFunctionMode):
-    """Notes where ``torch.arange`` is called with this length alone, in the code of the library's models."""
+class _AtArange(TorchFunctionMode):
+    """Passes the results of ``torch.arange``, with its arguments and the place in the code, through a function."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, change: Callable[[Tensor, Any, Place], Tensor]) -> None:
         super().__init__()
-        self.length = length
-        self.places: set[Place] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.arange and args == (self.length,):
-            self.places.add(_place())
-        return func(*args, **(kwargs or {}))
-
-
-class _OfWhole(TorchFunctionMode):
-    """Gives these places this rank's positions."""
-
-    def __init__(self, places: set[Place], split: SequenceSplit) -> None:
-        super().__init__()
-        self.places, self.split = places, split
+        self.change = change
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        if func is torch.arange and _place() in self.places:
-            return self.split.positions(len(found), found.device).to(found.dtype)
-        return found
+        return self.change(found, args, _place()) if func is torch.arange else found
 
 
 def _place() -> Place:
@@ -205,8 +195,13 @@ def _place() -> Place:
 
 
 def _counting(forward: Callable[..., Any], places: set[Place], split: SequenceSplit) -> Callable[..., Any]:
+    """Return a layer's forward in which these places count this rank's positions."""
+
+    def own(found: Tensor, _: Any, place: Place) -> Tensor:
+        return split.positions(len(found), found.device).to(found.dtype) if place in places else found
+
     def counting(layer: nn.Module, *args: Any, **named: Any) -> Any:
-        with _OfWhole(places, split):
+        with _AtArange(own):
             return forward(layer, *args, **named)
 
     return counting

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from shardlab.models._chain import INPUTS, Chain
 from shardlab.parallel.native import NativeEngine
+from shardlab.parallel.pipeline import Stopwatch
 from shardlab.runtime.device import wait
 from shardlab.runtime.tasks import MicroBatch, Outputs
 from shardlab.settings.pipeline_schedules import boundaries
@@ -21,10 +22,9 @@ class ModelParallelEngine(NativeEngine):
     """The chain split into as many parts as there are devices; on CPUs every device is the same one."""
 
     def __init__(self, run: Any, task: Any, world: Any, weights: Any) -> None:
-        self.busy, self.elapsed = [0.0] * run.devices_per_rank, 0.0
-        self.forward = [(0.0, 0.0)] * run.devices_per_rank
+        # Of the host, which waits for the devices: they work one after the other anyway.
+        self.watches = [Stopwatch(torch.device("cpu")) for _ in range(run.devices_per_rank)]
         self.marks = [0.0] * run.devices_per_rank
-        self.spans: list[list[dict[str, Any]]] = []
         super().__init__(run, task, world, weights)
 
     def cut(self, model: nn.Module) -> list[nn.Module]:
@@ -45,15 +45,16 @@ class ModelParallelEngine(NativeEngine):
         if cast(Chain, self.parts[0]).takes_inputs:
             keywords = {**keywords, INPUTS: state[0]}
         for number, (model, device) in enumerate(zip(self.models, self.devices(), strict=True)):
-            started = self._now(device)
-            state = tuple(self.moved(value, number) for value in state)
-            result = model(*state, **{name: self.moved(value, number) for name, value in keywords.items()})
+            wait(device)
+            with self.watches[number].running("forward", 0):
+                state = tuple(self.moved(value, number) for value in state)
+                result = model(*state, **{name: self.moved(value, number) for name, value in keywords.items()})
+                wait(device)
             state = result if isinstance(result, tuple) else (result,)
             for value in state:
                 if value.requires_grad:
                     # This part's backward pass begins when its last output gradient arrives.
                     value.register_hook(lambda _, number=number, device=device: self._mark(number, device))
-            self.forward[number] = started, self._now(device)
         outputs = tuple(self.moved(value, 0) for value in state)
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -62,38 +63,26 @@ class ModelParallelEngine(NativeEngine):
         return value.to(self.devices()[number]) if isinstance(value, Tensor) else value
 
     def forward_backward(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
-        started = time.perf_counter()
+        for watch in self.watches:
+            watch.begin()
         self.marks = [0.0] * len(self.marks)
         loss = super().forward_backward(micro, scale, last=last)
-        finished = self._now(self.world.device)
+        wait(self.world.device)
+        finished = time.perf_counter()
         marks = [mark or finished for mark in self.marks]  # frozen first parts have no backward pass
-        ends = [finished, *marks[:-1]]
-        passes = [
-            [("forward", *forward), ("backward", mark, end)]
-            for forward, mark, end in zip(self.forward, marks, ends, strict=True)
-        ]
-        self.spans = [
-            [{"name": name, "piece": 0, "start": start - started, "end": end - started} for name, start, end in device]
-            for device in passes
-        ]
-        taken = [sum(end - start for _, start, end in device) for device in passes]
-        self.busy = [busy + more for busy, more in zip(self.busy, taken, strict=True)]
-        self.elapsed += time.perf_counter() - started
+        for watch, mark, end in zip(self.watches, marks, [finished, *marks[:-1]], strict=True):
+            watch.spans.append(("backward", 0, mark, end))
+            watch.end()
         return loss
 
     def compute_spans(self) -> list[list[dict[str, Any]]]:
-        return self.spans
+        return [watch.last() for watch in self.watches]
 
     def idle_fraction(self) -> list[float] | None:
-        """See Engine: one number per device, since the last call."""
-        fractions = [1 - busy / self.elapsed for busy in self.busy] if self.elapsed else None
-        self.busy, self.elapsed = [0.0] * len(self.busy), 0.0
-        return fractions
+        """See Engine: one number per device."""
+        taken = [watch.take() for watch in self.watches]
+        return [1 - busy / elapsed for busy, elapsed in taken] if taken[0][1] else None
 
     def _mark(self, number: int, device: torch.device) -> None:
-        self.marks[number] = self._now(device)
-
-    @staticmethod
-    def _now(device: torch.device) -> float:
-        wait(device)  # costs nothing here: the devices work one after the other anyway
-        return time.perf_counter()
+        wait(device)
+        self.marks[number] = time.perf_counter()

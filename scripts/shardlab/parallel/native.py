@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from shardlab import models
 from shardlab.models import contents
 from shardlab.models.weights import materialize
-from shardlab.parallel import parallelize
+from shardlab.parallel import ddp, parallelize
 from shardlab.runtime import optimizers
-from shardlab.runtime.batch_statistics import SharedBuffers
+from shardlab.runtime.batch_norm import Statistics, tracked
 from shardlab.runtime.device import wait
 from shardlab.runtime.distributed import World, local, plain
 from shardlab.runtime.engine import Engine
+from shardlab.runtime.optimizers import EMA, WeightAverage
 from shardlab.runtime.tasks import MicroBatch, Outputs, Task
-from shardlab.runtime.weight_average import EMA, WeightAverage
 from shardlab.settings.types import Run
 
 LONGEST_ROW = 2**16
@@ -51,23 +51,22 @@ class NativeEngine(Engine):
             context.check(run, task, whole)
         self.parameter_names = models.trained_names(whole)
         self.split_share = contents.split_share(run, whole) if run.model.folder and run.mesh.tensor_parallel else None
-        has_buffers = len(self.parameter_names) < len(self.meta_state_dict)
         # Here, since a plan calls `ready` on fake tensors, and a new group reads the mesh's values.
-        self._stage_group = world.stage_group() if has_buffers else None
+        self._stage_group = world.stage_group() if tracked(whole) else None
         self.parts = self.cut(whole)
         for part, device in zip(self.parts, self.devices(), strict=True):
-            self.hooks = parallelize.apply(run, part, world)
+            self.batch = parallelize.apply(run, part, world)
             if weights:
                 whole_part = len(self.meta_state_dict) == len(models.state(part))
                 buffers = world.device if run.options.cpu_offload else device
                 materialize(part, weights, device, whole=whole_part, buffers=buffers)
         if weights:
-            self.ready([parallelize.wrap(run, part, world) for part in self.parts])
+            self.ready([ddp.wrap(run, part, world) for part in self.parts])
 
     def ready(self, wrapped: list[nn.Module]) -> None:
         """Finish once the parts have their weights; ``wrapped``: the module to call instead of each part."""
         self.models = wrapped
-        self.buffers = SharedBuffers(self.parts, self._stage_group)
+        self.statistics = Statistics(self.parts, self._stage_group)
         self.groups = _by_placement(self.parameters())
         self.counted = _by_placement({name: value for name, value in self.parameters().items() if self.owns(name)})
         self.split: list[Any] = [
@@ -106,8 +105,8 @@ class NativeEngine(Engine):
 
     def outputs(self, micro: MicroBatch) -> Outputs:
         """Return the model's outputs for a micro-batch."""
-        if self.hooks.batch:
-            self.hooks.batch.counts = micro.count > 0
+        if self.batch:
+            self.batch.counts = micro.count > 0
         return self.task.outputs(self.models[0], micro.batch)
 
     def loss(self, micro: MicroBatch) -> Tensor:
@@ -116,18 +115,14 @@ class NativeEngine(Engine):
 
     def forward_backward(self, micro: MicroBatch, scale: float, *, last: bool) -> Tensor:
         with ExitStack() as stack:
-            stack.enter_context(parallelize.synchronized(self.models[0], last))
+            stack.enter_context(ddp.synchronized(self.models[0], last))
             stack.enter_context(self._loss_context())
             outputs = self.outputs(micro)
             self.task.count(outputs, micro)
             loss = self.task.counted_loss(outputs, micro)
-            if self.hooks.used:
-                self.hooks.used.add(loss)
             (loss * scale).backward()
         if last:
-            parallelize.check_reduced(self.models[0])
-            if self.hooks.used:
-                self.hooks.used.clear_others(self.world)
+            ddp.check_reduced(self.models[0])
         return plain(loss.detach())
 
     def step(self, learning_rate: float) -> Tensor:

@@ -2,18 +2,14 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from shardlab.errors import UserError
 from shardlab.models import matching
 from shardlab.patches.torch_internals import around_forward
-from shardlab.runtime.batch_statistics import Recomputation, tracked
+from shardlab.runtime import batch_norm
 from shardlab.runtime.distributed import World
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.recipe import Recipe
@@ -22,23 +18,12 @@ from shardlab.settings.types import Run
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class Hooks:
-    """Parts of a transformed model that need to know of each step."""
-
-    batch: Any = None
-    """See batch_norm.Batch."""
-    used: Any = None
-    """See fsdp.UsedParameters."""
-
-
-def apply(run: Run, model: nn.Module, world: World) -> Hooks:
+def apply(run: Run, model: nn.Module, world: World) -> Any:
     """Transform a model without weights (on the meta device) in place: split, recompute, compile, shard.
 
-    Return what the engine tells of each step.
+    Return its batch_norm.Batch, if the recipe synchronizes batch norm.
     """
-    recipe, options = run.recipe, run.options
-    hooks = Hooks()
+    recipe, options, batch = run.recipe, run.options, None
     if (mesh := world.submesh(run.mesh.axes("tensors"))) is not None:
         from shardlab.parallel import tensor
 
@@ -60,9 +45,7 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
 
             context.apply(model, options.context, world.sequence, mesh.get_group())
     if recipe.sync_batch_norm and world.data_group is not None and world.data_size > 1:
-        from shardlab.parallel import batch_norm
-
-        hooks.batch = batch_norm.synchronize(model, world.data_group, world.device)
+        batch = batch_norm.synchronize(model, world.data_group, world.device)
     experts = _blocks(model, run.model.experts)
     if (mesh := world.expert_mesh) is not None:
         from shardlab.parallel.experts import split, split_library
@@ -83,68 +66,24 @@ def apply(run: Run, model: nn.Module, world: World) -> Hooks:
         grouped = world.expert_shard_mesh
         parted = None if grouped is None else (experts, grouped)
         fsdp.apply(model, blocks, mesh, options, dtype, low=low, pipelined=run.mesh.pipelined, experts=parted)
-        if options.find_unused_parameters:
-            hooks.used = fsdp.UsedParameters(model)
-    return hooks
-
-
-def wrap(run: Run, model: nn.Module, world: World) -> nn.Module:
-    """Return the module to call instead of the model, now with its weights: it averages gradients over replicas."""
-    if run.options.single_process == "dp":
-        from shardlab.parallel import ddp
-
-        return ddp.in_one_process(model, world.devices)
-    if (mesh := world.submesh(run.mesh.replica_axes)) is not None and not run.mesh.sharded:
-        from shardlab.parallel import ddp
-
-        return ddp.apply(model, mesh, find_unused_parameters=run.options.find_unused_parameters)
-    return model
-
-
-def synchronized(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
-    """Context of a micro-batch: replicas average their gradients once, after the ``last`` one."""
-    if isinstance(model, DistributedDataParallel) and not last:
-        return model.no_sync()
-    if set_requires_all_reduce := getattr(model, "set_requires_all_reduce", None):
-        set_requires_all_reduce(last)  # HSDP; shards are reduced each time, so that no rank holds whole gradients
-    return nullcontext()
-
-
-def check_reduced(model: nn.Module) -> None:
-    """Check after the last backward pass of a step that replicas reduced all gradients.
-
-    Raises:
-        UserError: they did not; see ddp.py.
-    """
-    if isinstance(model, DistributedDataParallel):
-        from shardlab.parallel import ddp
-
-        ddp.check_reduced(model)
+    return batch
 
 
 def recompute(model: nn.Module, patterns: list[str], mode: str) -> None:
     """Apply activation checkpointing (Chen et al., 2016, arXiv:1604.06174) to each block, in place."""
     if mode == "none":
         return
-    from torch.utils.checkpoint import checkpoint, noop_context_fn
+    from torch.utils.checkpoint import checkpoint
 
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
     if mode != "full":
         options["context_fn"] = _keep_products
-    contexts = options.get("context_fn", noop_context_fn)
 
     def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(block: nn.Module, *args: Any, **keywords: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(block, *args, **keywords)
-            if torch.compiler.is_compiling():  # a compiled graph writes buffers once, whatever it recomputes
-                return checkpoint(forward, block, *args, **options, **keywords)
-
-            def without_trace() -> tuple[Any, Any]:
-                first, again = contexts()
-                return first, Recomputation(block, again)
-
-            return checkpoint(forward, block, *args, **options | {"context_fn": without_trace}, **keywords)
+            return checkpoint(forward, block, *args, **options, **keywords)
 
         return run
 
@@ -159,30 +98,9 @@ def compile_forward(model: nn.Module, patterns: list[str], recipe: Recipe) -> No
     modules = _blocks(model, patterns) if recipe.compile == "blocks" else []
     for module in modules:
         # Only the forward method: hooks of FSDP and tensor parallelism stay outside the graph.
-        forward = torch.compile(module.forward, backend=recipe.compile_backend)
-        module.forward = forward  # type: ignore[method-assign]
-        if recipe.activation_checkpointing != "none":
-            module.forward = _refusing_statistics(module, forward)  # type: ignore[method-assign]
+        module.forward = torch.compile(module.forward, backend=recipe.compile_backend)  # type: ignore[method-assign]
     if modules:
         log.info("Applied torch.compile to %d blocks, backend %s", len(modules), recipe.compile_backend)
-
-
-def _refusing_statistics(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a compiled forward, whose first call checks that no batch norm changes its statistics: a recomputation
-    that is compiled, wholly or in parts, may change them again.
-    """
-
-    def first(*args: Any, **keywords: Any) -> Any:
-        if any(each.training for each in tracked(module)):
-            raise UserError(
-                "recipe.activation_checkpointing and recipe.compile: a forward pass changes the statistics of batch "
-                "norm, and compiled code would change them again in the recomputation; set one of the two to none."
-            )
-        if module.training:
-            module.forward = forward  # type: ignore[method-assign]
-        return forward(*args, **keywords)
-
-    return first
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:

@@ -3,6 +3,7 @@
 import copy
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from torch.distributed import pipelining
 from shardlab.models import contents
 from shardlab.models._chain import INPUTS, Chain, stages_with
 from shardlab.parallel.native import NativeEngine
-from shardlab.runtime.batch_statistics import statistics_kept
+from shardlab.runtime.batch_norm import statistics_kept
 from shardlab.runtime.device import generators_kept, wait
 from shardlab.runtime.distributed import local, plain
 from shardlab.runtime.tasks import MicroBatch, Outputs
@@ -27,6 +28,10 @@ log = logging.getLogger(__name__)
 
 FORWARD = ("FORWARD", "SEND_F", "RECV_F", "UNSHARD", "RESHARD")
 """PyTorch's names of the actions of a schedule that evaluation takes."""
+PASSES = 100
+"""Last forward and backward passes of which the idle time is reported."""
+Spans = list[tuple[str, int, Any, Any]]
+"""(name, micro-batch, start, end) of what ran."""
 
 
 class Stopwatch:
@@ -34,25 +39,21 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.spans: list[tuple[str, int, Any, Any]] = []
-        """(name, micro-batch, start, end) of what ran."""
+        self.spans: Spans = []
         self._begun = self._mark()
-        self._last: tuple[Any, list[tuple[str, int, Any, Any]]] = (self._begun, [])
-        self._measured: list[tuple[Any, list[tuple[str, int, Any, Any]], Any]] = []
-        """Start, spans and end of measurements that were not added up yet."""
-        self._busy = self._elapsed = 0.0
+        self._last: tuple[Any, Spans] = (self._begun, [])
+        self._measured: deque[tuple[Any, Spans, Any]] = deque(maxlen=PASSES)
+        """Start, spans and end of measurements."""
 
     def begin(self) -> None:
         """Start measuring."""
         self.spans, self._begun = [], self._mark()
 
     def end(self) -> None:
-        """Stop measuring. Add up what the device has finished."""
+        """Stop measuring."""
         self._last = self._begun, self.spans
         self._measured.append((*self._last, self._mark()))
         self.spans = []  # what follows is not measured
-        while len(self._measured) > 1 and self._is_over(self._measured[0][2]):
-            self._add_up()
 
     @contextmanager
     def running(self, name: str, piece: int) -> Iterator[None]:
@@ -63,29 +64,20 @@ class Stopwatch:
 
     def last(self) -> list[dict[str, Any]]:
         """Return the last measurement (see records/timeline.py); waits for the device."""
-        self._wait()
+        wait(self.device)
         started, spans = self._last
         since = [(name, piece, self._between(started, a), self._between(started, b)) for name, piece, a, b in spans]
         return [dict(zip(("name", "piece", "start", "end"), span, strict=True)) for span in since]
 
     def take(self) -> tuple[float, float]:
-        """Return (compute seconds, elapsed seconds) of the device since the last call; waits for the device."""
-        self._wait()
-        while self._measured:
-            self._add_up()
-        taken, self._busy, self._elapsed = (self._busy, self._elapsed), 0.0, 0.0
-        return taken
-
-    def _add_up(self) -> None:
-        started, spans, ended = self._measured.pop(0)
-        self._busy += sum(self._between(start, stop) for _, _, start, stop in spans)
-        self._elapsed += self._between(started, ended)
-
-    def _wait(self) -> None:
+        """Return (compute seconds, elapsed seconds) of the device in the last passes since the last call; waits for
+        the device.
+        """
         wait(self.device)
-
-    def _is_over(self, mark: Any) -> bool:
-        return self.device.type == "cpu" or bool(mark.query())
+        busy = sum(self._between(start, stop) for _, spans, _ in self._measured for _, _, start, stop in spans)
+        elapsed = sum(self._between(started, ended) for started, _, ended in self._measured)
+        self._measured.clear()
+        return busy, elapsed
 
     def _between(self, start: Any, stop: Any) -> float:
         return float(stop - start if self.device.type == "cpu" else start.elapsed_time(stop) / 1000)
@@ -215,7 +207,7 @@ class PipelineEngine(NativeEngine):
         return [self.watch.last()]
 
     def idle_fraction(self) -> list[float] | None:
-        """See Engine: this rank's bubble since the last call."""
+        """See Engine: this rank's bubble."""
         # A rank that is done early waits for the others after add_gradients: the longest time counts for all of them.
         busy, own = self.watch.take()
         elapsed = torch.tensor(own, dtype=torch.float64, device=self.world.device)

@@ -54,15 +54,15 @@ class _Block(NamedTuple):
     """Rows attend to keys up to themselves, instead of to all of them."""
 
 
-def _block(split: SequenceSplit, source: int, length: int, causal: bool) -> _Block | None:
-    """Return the block with the keys of rank ``source``; None if no row attends to any of them."""
+def _block(split: SequenceSplit, source: int, length: int, causal: bool) -> _Block:
+    """Return the block with the keys of rank ``source``; a rank's part is a piece of the head and one of the tail."""
     every = slice(None)
     if not causal or source == split.rank:
         return _Block(every, every, causal)
     half = length // 2
     if source < split.rank:
-        return _Block(every, slice(half) if split.head_tail else every, False)
-    return _Block(slice(half, None), every, False) if split.head_tail else None
+        return _Block(every, slice(half), False)
+    return _Block(slice(half, None), every, False)
 
 
 class _Passing:
@@ -108,14 +108,14 @@ class _Ring(torch.autograd.Function):
         group: dist.ProcessGroup,
     ) -> Tensor:
         for source, memory in _around(torch.stack((key, value)), split, group):
-            if block := _block(split, source, key.shape[2], causal):
-                keys, values = memory[:, :, :, block.keys].unbind(0)
-                bias = _bias(mask, documents, split, source, block, query.dtype)
-                found, weight = attend(query[:, :, block.rows], keys, values, bias, causal=block.causal)
-                if source == split.rank:
-                    output, lse = found.to(weight.dtype), weight.contiguous()
-                else:
-                    _merge(output[:, :, block.rows], lse[:, :, block.rows], found, weight)
+            block = _block(split, source, key.shape[2], causal)
+            keys, values = memory[:, :, :, block.keys].unbind(0)
+            bias = _bias(mask, documents, split, source, block, query.dtype)
+            found, weight = attend(query[:, :, block.rows], keys, values, bias, causal=block.causal)
+            if source == split.rank:
+                output, lse = found.to(weight.dtype), weight.contiguous()
+            else:
+                _merge(output[:, :, block.rows], lse[:, :, block.rows], found, weight)
         output = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, lse, mask, documents)
         ctx.causal, ctx.split, ctx.group = causal, split, group
@@ -130,19 +130,17 @@ class _Ring(torch.autograd.Function):
         # The gradients of keys and values travel with them, and are complete when they are home again.
         of_memory, travelling = torch.zeros_like(memory, dtype=lse.dtype), None
         for source, passed in _around(memory, split, group):
-            block, added = _block(split, source, key.shape[2], causal), None
-            if block:
-                keys, values = passed[:, :, :, block.keys].unbind(0)
-                at = slice(None), slice(None), block.rows
-                own = gradient[at], query[at], output[at], lse[at]
-                bias = _bias(mask, documents, split, source, block, query.dtype)
-                added = gradients(*own, keys, values, bias=bias, causal=block.causal)
+            block = _block(split, source, key.shape[2], causal)
+            keys, values = passed[:, :, :, block.keys].unbind(0)
+            at = slice(None), slice(None), block.rows
+            own = gradient[at], query[at], output[at], lse[at]
+            bias = _bias(mask, documents, split, source, block, query.dtype)
+            added = gradients(*own, keys, values, bias=bias, causal=block.causal)
             if travelling:
                 of_memory = travelling.arrived()
-            if block and added:
-                of_query[:, :, block.rows] += added[0]
-                of_memory[0][:, :, block.keys] += added[1]
-                of_memory[1][:, :, block.keys] += added[2]
+            of_query[:, :, block.rows] += added[0]
+            of_memory[0][:, :, block.keys] += added[1]
+            of_memory[1][:, :, block.keys] += added[2]
             travelling = _Passing(of_memory, GRADIENTS, split, group)
         of_key, of_value = travelling.arrived().to(key.dtype).unbind(0) if travelling else of_memory.unbind(0)
         return of_query.to(query.dtype), of_key, of_value, None, None, None, None, None

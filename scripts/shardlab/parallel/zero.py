@@ -6,7 +6,6 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardlab import models
-from shardlab.errors import Unsupported
 from shardlab.models.weights import check_weights, materialize, open_weights, read
-from shardlab.parallel import batch_norm, parallelize
+from shardlab.parallel import parallelize
 from shardlab.patches import deepspeed_startup
-from shardlab.runtime import optimizers, trial
-from shardlab.runtime.batch_statistics import SharedBuffers
+from shardlab.runtime import batch_norm, optimizers
 from shardlab.runtime.distributed import World
 from shardlab.runtime.engine import Engine
+from shardlab.runtime.optimizers import EMA, WeightAverage
 from shardlab.runtime.tasks import MicroBatch, Outputs, Task
-from shardlab.runtime.weight_average import EMA, WeightAverage
 from shardlab.settings.deepspeed import sized
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run
@@ -88,13 +85,6 @@ def _set(parameter: nn.Parameter, whole: Tensor, rank: int, key: str | None = No
         safe_set_local_optimizer_state(parameter, part, key)
 
 
-def _refuse(run: Run, name: str, _: Tensor) -> None:
-    raise Unsupported(
-        f"{run.strategy}: the loss depends on {name} of model {run.model.name} in this step and not in the first one, "
-        "which DeepSpeed's optimizer cannot follow; leave out DeepSpeed, with find_unused_parameters."
-    )
-
-
 class ZeroEngine(Engine):
     """DeepSpeed's engine, with the recipe's optimizer, as an Engine."""
 
@@ -108,7 +98,6 @@ class ZeroEngine(Engine):
         self.precision = PRECISIONS[run.recipe.arithmetic]
         self.scales_loss = self.precision.scales_loss
         self.weights_file = weights
-        self.unused = {*trial.unused_without_weights(run, task)}
         self.config = sized(run.engine_config or {}, self.parameter_count)
         self.plain = whole
         if run.zero_stage == 3:
@@ -126,11 +115,8 @@ class ZeroEngine(Engine):
             optimizer=optimizers.build(run.recipe, self.groups()),
             config=dict(self.config),
         )
-        for name, parameter in self.plain.named_parameters():
-            if name in self.unused:
-                parameter.register_hook(partial(_refuse, run, name))
         self.parts = [self.plain]
-        self.buffers = SharedBuffers(self.parts, world.stage_group())
+        self.statistics = batch_norm.Statistics(self.parts, world.stage_group())
         log.info("Applied DeepSpeed ZeRO stage %d over %d ranks", run.zero_stage, world.size)
         if not self.precision.is_full:
             # DeepSpeed casts its master weights from the low-precision ones; training must start from the file's.
@@ -170,14 +156,11 @@ class ZeroEngine(Engine):
                     setattr(model.get_submodule(owner), leaf, real)
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that DeepSpeed's optimizer updates: not frozen ones, nor those without values.
-
-        Nor those that the loss does not depend on, which DeepSpeed would decay, and PyTorch leaves as they are.
-        """
+        """Return the parameters that DeepSpeed's optimizer updates: not frozen ones, nor those without values."""
         return {
             name: parameter
             for name, parameter in self.plain.named_parameters()
-            if parameter.requires_grad and self.meta_state_dict[name].numel() and name not in self.unused
+            if parameter.requires_grad and self.meta_state_dict[name].numel()
         }
 
     def groups(self) -> list[dict[str, Any]]:

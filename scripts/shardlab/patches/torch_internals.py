@@ -9,7 +9,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
@@ -74,21 +73,6 @@ def resizes(seen: Callable[[Any, int], None]) -> Iterator[None]:
 
     with mock.patch.object(torch.UntypedStorage, "resize_", resized):
         yield
-
-
-@contextmanager
-def default_group_unbound() -> Iterator[None]:
-    """The default group is bound to no device inside.
-
-    PyTorch 2.13.0 asks a new group for the backend of the device that the default group is bound to, and gloo has none
-    for a GPU ("No backend type associated with device type cuda").
-    """
-    whole = dist.distributed_c10d._get_default_group()
-    bound, whole.bound_device_id = whole.bound_device_id, None
-    try:
-        yield
-    finally:
-        whole.bound_device_id = bound
 
 
 @contextmanager

@@ -27,7 +27,6 @@ STARTED: dict[Stage, tuple[Scope, ...]] = {
     "train": (Scope.RANKS,),
     "noise_floor": (Scope.ONE,),
     "evaluate": (Scope.ONE,),
-    "collectives": (Scope.RANKS,),
 }
 """What a job of each stage starts: one process, one per node, the ranks. Others are like one of these: prove like init;
 compare, diagnose and export like evaluate; capture like train.

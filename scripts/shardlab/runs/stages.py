@@ -38,7 +38,6 @@ STAGES = {
     "diagnose": Stage(Scope.ONE),
     "export": Stage(Scope.ONE),
     "plan": Stage(Scope.ONE, Ranks, reads_settings=False),
-    "collectives": Stage(Scope.RANKS, Ranks),
     "preflight_nodes": Stage(Scope.NODES, Ranks),
     "preflight_ranks": Stage(Scope.RANKS, Ranks),
 }
@@ -47,7 +46,6 @@ MINUTES = {
     **dict.fromkeys(("prove", "init", "evaluate", "compare", "capture", "diagnose", "export"), 30),
     "plan": 60,
     "preflight": 10,
-    "collectives": 10,
 }
 """Time limits of the jobs that are not as long as a training, unless the site's file sets others (minutes)."""
 

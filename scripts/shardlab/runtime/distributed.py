@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardlab.errors import UserError
 from shardlab.models._sequence import SequenceSplit
-from shardlab.patches import torch_internals
 from shardlab.runs import gpus
 from shardlab.runtime import device, one_node
 from shardlab.settings.mesh import TIMES, ParallelDims
@@ -177,12 +176,6 @@ def start(site: SiteRuntime, timeout_seconds: int = 600) -> None:
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
         )
-
-
-def host_group(timeout_seconds: int) -> dist.ProcessGroup:
-    """Another group of all ranks, over gloo: for what lies in the CPU's memory, and for other threads; a collective."""
-    with torch_internals.default_group_unbound():
-        return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
 
 
 def limit_groups(timeout_seconds: int) -> None:

@@ -10,7 +10,7 @@ from shardlab import models
 from shardlab.models import contents
 from shardlab.models.declared import completed
 from shardlab.runtime import optimizers
-from shardlab.runtime.batch_statistics import SharedBuffers
+from shardlab.runtime.batch_norm import Statistics
 from shardlab.runtime.distributed import World
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.types import Run
@@ -23,7 +23,7 @@ class Engine(Protocol):
     """Its settings, with what the library declares of a transformers model (models/declared.py)."""
     task: Task
     world: World
-    buffers: SharedBuffers
+    statistics: Statistics
     own_settings: dict[str, optimizers.Own]
     """By trained parameter."""
     load_shape: tuple[int, int] | None
@@ -40,7 +40,7 @@ class Engine(Protocol):
     """True if a loss scaler skips steps whose gradients overflow, and then lowers its scale (fp16)."""
 
     def describe(self, run: Run, task: Task, world: World) -> nn.Module:
-        """Fill in what is above of a run, but for its parts and buffers; return the whole model on the meta device.
+        """Fill in what is above of a run, but for its parts and statistics; return the whole model on the meta device.
 
         Raises:
             UserError: the model does not fit the run (see models/contents.py and ``optimizers.own_settings``).
@@ -87,10 +87,6 @@ class Engine(Protocol):
     def balance(self, load: Tensor) -> None:
         """Balance the experts by a step's tokens per layer and expert over all ranks, (layers, experts)."""
 
-    def share_buffers(self) -> None:
-        """Copy the first rank's persistent buffers to the other ranks with the same modules; a collective."""
-        self.buffers.share()
-
     def zero_grad(self) -> None:
         """Clear the gradients without an update."""
 
@@ -118,7 +114,7 @@ class Engine(Protocol):
 
     def optimizer_state(self, *, to_write: bool = False) -> dict[str, Tensor]:
         """Return ``<parameter name>/<key>``: tensor or DTensor of this rank's parameters, once a step was taken, and
-        their averages (see runtime/weight_average.py); a collective.
+        their averages (see runtime/optimizers.py); a collective.
 
         They are the engine's own tensors, or ``load_optimizer_state`` copies them into the engine. ``to_write``: see
         ``weights_state``.

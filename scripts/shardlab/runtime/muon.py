@@ -13,13 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
+from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, DEFAULT_NS_STEPS, EPS, _adjust_lr
 
 from shardlab.runtime.distributed import local
-
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-STEPS = 5
-EPS = 1e-7
-"""Of ``torch.optim.Muon``."""
 
 
 class Muon(Optimizer):
@@ -58,7 +54,7 @@ class Muon(Optimizer):
             for parameters in _split_alike(each for each in group["params"] if each.grad is not None):
                 averaged = [self._averaged(each, group) for each in parameters]
                 for parameter, update in zip(parameters, orthogonalized(averaged, self.arithmetic), strict=True):
-                    rate = group["lr"] * rate_factor(*parameter.shape[-2:])
+                    rate = _adjust_lr(group["lr"], "original", parameter.shape[-2:])
                     local(parameter).mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=rate)
         self.others.step()
 
@@ -71,21 +67,15 @@ class Muon(Optimizer):
         return gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
 
 
-def rate_factor(rows: int, columns: int) -> float:
-    """Return the factor of a matrix's learning rate: Jordan's."""
-    return math.sqrt(max(1, rows / columns))
-
-
 def newton_schulz(matrices: Tensor, arithmetic: torch.dtype) -> Tensor:
     """Bring the singular values of matrices (..., rows, columns) near 1, in the order of ``torch.optim.Muon``."""
     rows, columns = matrices.shape[-2:]
     x = matrices.reshape(-1, rows, columns).to(arithmetic)
     x = x.mT if rows > columns else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=EPS)
-    a, b, c = COEFFICIENTS
-    for _ in range(STEPS):
+    for _ in range(DEFAULT_NS_STEPS):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=DEFAULT_B, alpha=DEFAULT_C), x, beta=DEFAULT_A)
     return (x.mT if rows > columns else x).to(matrices.dtype).reshape(matrices.shape)
 
 

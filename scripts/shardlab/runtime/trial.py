@@ -2,19 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shardlab import models
 from shardlab.errors import UserError
 from shardlab.models import contents
 from shardlab.models._positions import is_of_positions
-from shardlab.models.weights import allocate
-from shardlab.runtime.batch_statistics import statistics_kept, tracked
+from shardlab.runtime.batch_norm import statistics_kept, tracked
 from shardlab.runtime.tasks import MicroBatch, Task
 from shardlab.settings.types import Run
 
@@ -54,29 +51,6 @@ def find_properties(run: Run, task: Task, model: nn.Module) -> dict[str, list[st
     properties = {"changing": changing, "outside": outside, "unused": never}
     properties |= {"unused_sometimes": set.union(*passes) - never, "random": random}
     return {key: sorted(names) for key, names in properties.items() if names}
-
-
-def unused_without_weights(run: Run, task: Task) -> list[str]:
-    """Return the parameters that the loss of the first training samples does not depend on, from fake tensors.
-
-    Without weights the forward pass of a model that looks at values cannot run: none are returned.
-
-    Raises:
-        UserError: see ``find_properties``.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    model = models.build(run.model, run.task, getattr(torch, run.recipe.dtype))
-    micro = task.micro_batch("train", np.arange(ROWS) % task.samples("train"))
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            allocate(model, torch.device("cpu"))
-            batch = {name: torch.empty(values.shape, dtype=values.dtype) for name, values in micro.batch.items()}
-            return _unused(run, task, model, replace(micro, batch=batch))
-    except UserError:
-        raise
-    except Exception:
-        return []
 
 
 def _unused(run: Run, task: Task, model: nn.Module, micro: MicroBatch) -> list[str]:

@@ -52,6 +52,7 @@ OWN_MASKS = (
     "`model:` in the workload's file"
 )
 KEY = "find_unused_parameters"
+FREEZE = "name these parameters in recipe.freeze"
 FIND = f"set {KEY} in the strategy's entry in config/strategies.yaml"
 
 RULES = {
@@ -124,11 +125,14 @@ RULES = {
         "parameters of a module of `blocks` that are used outside of its forward",
         {"fsdp": "FSDP gathers them only there; leave the module out of `blocks`, or leave out FSDP"},
     ),
-    "unused": Rule("parameters that the loss never depends on", {"ddp": f"{FIND}, or remove these parameters"}),
+    "unused": Rule(
+        "parameters that the loss never depends on",
+        {"ddp": f"{FIND}, or {FREEZE}"} | dict.fromkeys(ZERO, f"DeepSpeed would decay them; {FREEZE}"),
+    ),
     "unused_sometimes": Rule(
         "parameters that the loss depends on in some steps or for some samples only",
-        dict.fromkeys(("ddp", "fsdp"), FIND)
-        | dict.fromkeys(ZERO, f"DeepSpeed waits for their gradients or decays them; leave out DeepSpeed, with {KEY}"),
+        {"ddp": FIND, "fsdp": f"FSDP waits for their gradients or decays them; use DDP with {KEY}"}
+        | dict.fromkeys(ZERO, f"DeepSpeed waits for their gradients or decays them; use DDP with {KEY}"),
     ),
     "left_out": Rule(
         "layers that are left out at random",

@@ -185,8 +185,8 @@ class Recipe(Strict):
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
         description="Recompute the workload's blocks in the backward pass: full; selective (keep the results of "
-        "matrix products and attention). The plan says the least that fits (docs/plans.md). With compile, blocks that "
-        "have batch norm are refused.",
+        "matrix products and attention). The plan says the least that fits (docs/plans.md). Blocks that have batch "
+        "norm are refused.",
     )
     compile: Literal["none", "blocks"] = Field(
         "none", description="Apply torch.compile to each of the workload's blocks."

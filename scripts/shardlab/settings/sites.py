@@ -21,7 +21,7 @@ Host = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]*$")]
 """Part of a host name, or the name of a network interface."""
 
 
-Stage = Literal["init", "plan", "train", "noise_floor", "evaluate", "preflight", "collectives"]
+Stage = Literal["init", "plan", "train", "noise_floor", "evaluate", "preflight"]
 """Stages that run in separate jobs."""
 
 

@@ -28,7 +28,6 @@ RESERVED = (
     "logs",
     "benchmarks",
     "charts",
-    "collectives",
     "preflight",
     "diagnosis",
     "export",
@@ -237,8 +236,8 @@ class StrategyOptions(Strict):
     )
     find_unused_parameters: bool = Field(
         False,
-        description="DDP, FSDP: the loss may not depend on some parameters, in some steps or on some ranks. DDP looks "
-        "for them in each step; FSDP reduces 0 for those that only other ranks use.",
+        description="DDP: the loss may not depend on some parameters, in some steps or on some ranks; look for them in "
+        "each step.",
     )
     sequence_parallel: bool = Field(False, description="tp: split activations between the layers along the sequence.")
     loss_parallel: bool = Field(False, description="tp: compute the loss on split logits.")
@@ -254,8 +253,8 @@ class StrategyOptions(Strict):
 
     @property
     def splits_head_and_tail(self) -> bool:
-        """True if a rank's part of a sequence is two pieces, from its head and its tail, so that causal attention takes
-        equally long on all of them; with Ulysses, all ranks have equally much to do anyway.
+        """True if a rank's part of a sequence is a piece from its head and one from its tail, so that causal attention
+        takes equally long on all of them; with Ulysses, all ranks have equally much to do anyway.
         """
         return self.context != "ulysses"
 

@@ -48,7 +48,7 @@ NEEDS: dict[str, Split] = {
     "find_unused_parameters": "samples",
 }
 """Option of a strategy: what an axis has to split for the option to have an effect."""
-ALONE: dict[str, set[Split]] = {"find_unused_parameters": {"samples", "states"}}
+ALONE: dict[str, set[Split]] = {"find_unused_parameters": {"samples"}}
 """Option of a strategy: what its axes may split if it is set."""
 NAMED = ("engine", "config", "script", "workloads", "min_ranks", "single_process")
 """Keys that define a strategy; different values need separate entries in config/strategies.yaml."""

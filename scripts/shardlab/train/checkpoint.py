@@ -1,4 +1,4 @@
-"""Checkpoints of a running engine, written in the background; resume.py reads them.
+"""Checkpoints of a running engine; resume.py reads them.
 
 A checkpoint is a folder of safetensors files: each rank writes its own shards of weights and optimizer state, under the
 parameters' names (torch.distributed.checkpoint, which reshards between strategies), and what only that rank has. The
@@ -9,13 +9,10 @@ import re
 import shutil
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.errors import UserError
@@ -23,7 +20,6 @@ from shardlab.files import link, sha256
 from shardlab.models import weights
 from shardlab.records import manifest
 from shardlab.records.manifest import File, Manifest
-from shardlab.runtime import device, distributed
 from shardlab.runtime.distributed import World
 from shardlab.runtime.engine import Engine
 from shardlab.runtime.tasks import Task
@@ -34,27 +30,18 @@ BEST = "best.safetensors"
 
 
 class Checkpointer:
-    """Validates one run and writes its weights and checkpoints; every method is a collective.
-
-    A thread writes shards from copies, over a separate process group, while training continues.
-    """
+    """Validates one run and writes its weights and checkpoints; every method is a collective."""
 
     def __init__(self, run: Run, task: Task, engine: Engine, world: World, output: Path, start: Manifest) -> None:
         """``start`` is the state at which training starts (see resume.restore)."""
         self.run, self.task, self.engine, self.world, self.output = run, task, engine, world, output
         self.start, self.best, self.skipped = start, start.best, start.skipped
         self.written, self._last = 0, time.monotonic()
-        self._group: dist.ProcessGroup | None = None
-        # DCP's loader uses the current device's stream.
-        self._writer = ThreadPoolExecutor(
-            1, thread_name_prefix="checkpoint", initializer=device.use, initargs=(world.device,)
-        )
-        self._under_way: Future[None] | None = None
         if world.is_rank0:
             manifest.sweep(output)
         if run.site.container:
             # When a job is killed, the program that serves the image's file system may end before the ranks.
-            self._writer.submit(_rehearse)
+            _rehearse()
 
     def validate(self) -> float:
         """Return the loss per target over the validation split; with recipe.keep_best, write the weights if it is the
@@ -82,21 +69,21 @@ class Checkpointer:
         return every is not None and step % every == 0
 
     def checkpoint(self, step: int) -> None:
-        """Copy what training needs to resume after ``step`` steps, and write it in the background.
+        """Write what training needs to resume after ``step`` steps; once all ranks have, rank 0 makes it valid.
 
         Raises:
-            UserError: the previous checkpoint could not be written.
+            UserError: it could not be written; nothing of it is left, and the previous one is kept.
         """
-        self.wait()
-        self._last = time.monotonic()
-        if self.world.size > 1 and self._group is None:
-            self._group = distributed.host_group(self.run.site.hang_seconds)
+        from torch.distributed.checkpoint.api import CheckpointException
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
+
         kinds = {
             "weights": self.engine.weights_state(to_write=True),
             "optimizer": self.engine.optimizer_state(to_write=True),
         }
         tensors = {
-            f"{kind}/{name}": _copy(weights.on_disk(weights.in_one_piece(value)))
+            f"{kind}/{name}": weights.on_disk(weights.in_one_piece(value))
             for kind, state in kinds.items()
             for name, value in state.items()
         }
@@ -107,58 +94,25 @@ class Checkpointer:
             (new / "shards").mkdir(parents=True, exist_ok=True)
             if self.run.recipe.keep_best and self.best is not None:
                 link(self.output / BEST, new / BEST)
-        state = self.start.model_copy(update={"step": step, "best": self.best, "skipped": self.skipped})
-        self._under_way = self._writer.submit(self._write, tensors, new, folder, state)
-        self.written += 1
-
-    def wait(self) -> None:
-        """Wait for the checkpoint that is being written.
-
-        Raises:
-            UserError: it could not be written; nothing of it is left, and the previous one is kept.
-        """
-        under_way, self._under_way = self._under_way, None
-        if under_way:
-            under_way.result()
-
-    def close(self) -> None:
-        """Wait, and release the thread and the process group.
-
-        Raises:
-            UserError: see ``wait``.
-        """
-        self.wait()
-        self._writer.shutdown()
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
-
-    def _write(self, tensors: dict[str, Tensor], new: Path, folder: Path, state: Manifest) -> None:
-        """Write this rank's shards; once all ranks have, rank 0 makes the checkpoint valid."""
-        from torch.distributed.checkpoint.api import CheckpointException
-        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-        from torch.distributed.checkpoint.state_dict_saver import save
-
+        self.world.gather(None)  # until rank 0 has made the folder
         writer = HuggingFaceStorageWriter(str(new / "shards"), save_distributed=True)
-        if self._group is not None:
-            dist.barrier(group=self._group)  # until rank 0 has made the folder
         try:
-            save(tensors, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+            save(tensors, storage_writer=writer, no_dist=self.world.size == 1)
         except CheckpointException as error:
             self._refuse(new, next(iter(error.failures.values()))[0], tensors)
         own = [*(new / "shards").glob(f"shard-{self.world.rank + 1:05d}-*")]
         if self.world.is_rank0 and (new / BEST).exists():
             own.append(new / BEST)
         files = {str(path.relative_to(new)): File(bytes=path.stat().st_size, sha256=sha256(path)) for path in own}
-        ranks = [files] * self.world.size
-        if self._group is not None:
-            dist.all_gather_object(ranks, files, group=self._group)
+        every = {name: file for files in self.world.gather(files) for name, file in files.items()}
         if self.world.is_rank0:
+            state = {"step": step, "best": self.best, "skipped": self.skipped, "files": every}
             try:
-                every = {name: file for files in ranks for name, file in files.items()}
-                manifest.publish(new, folder, state.model_copy(update={"files": every}))
+                manifest.publish(new, folder, self.start.model_copy(update=state))
                 manifest.prune(self.output, self.run.recipe.keep_last_checkpoints)
             except (OSError, UserError) as error:
                 self._refuse(new, error, tensors)
+        self.written, self._last = self.written + 1, time.monotonic()
 
     def _refuse(self, new: Path, error: BaseException, tensors: dict[str, Tensor]) -> None:
         """Remove what was written of the checkpoint, then raise the error."""
@@ -198,13 +152,3 @@ def _rehearse() -> None:
     with TemporaryDirectory() as folder:
         writer = HuggingFaceStorageWriter(folder, save_distributed=True)
         save({"nothing": torch.zeros(1)}, storage_writer=writer, no_dist=True)
-
-
-def _copy(value: Tensor) -> Tensor:
-    """Copy to CPU memory; a DTensor stays a DTensor."""
-    if not hasattr(value, "placements"):
-        return value.detach().to("cpu", copy=True)
-    from torch.distributed.tensor import DTensor
-
-    shard: Any = value.detach()
-    return DTensor(shard.to_local().to("cpu", copy=True), shard._spec, requires_grad=False)

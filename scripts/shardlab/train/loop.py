@@ -246,11 +246,9 @@ def take_steps(state: TrainState, options: TrainOptions) -> tuple[Meter, SampleA
                 checkpointer.checkpoint(number + 1)
                 deferred.clear_flags()
             if stops:
-                checkpointer.close()
                 log.stopped(number, requests.requested() or "a signal on another rank")
                 return None
         deferred.flush()
-        checkpointer.close()
     return meter, audit
 
 

@@ -117,7 +117,7 @@ def train_step(
     norm = engine.step(step.learning_rate)
     if load.numel() and (not engine.scales_loss or math.isfinite(float(norm))):  # else the scaler skipped the step
         engine.balance(tokens.view_as(load)[:, :-1])
-    engine.share_buffers()
+    engine.statistics.share()
     values = torch.cat([reduced, norm.reshape(1), tokens])
     return PendingStep(step, values, experts=load.shape[1] - 1, scaled=engine.scales_loss)
 

@@ -243,30 +243,18 @@ def check_model(run: Run, model: nn.Module) -> None:
     Raises:
         UserError: it cannot.
     """
-    task = _class(run.task)
+    task, recipe = _class(run.task), run.recipe
     takes = {name for segment in (model.segments() if isinstance(model, Chain) else []) for name in segment.takes}
-    if task.packed and run.model.folder and "position_ids" not in arguments(model):
-        raise UserError(
-            f"task {run.task} puts several documents into a row, and model {run.model.name} takes no position_ids that "
-            "would tell them apart; use task language_modelling."
-        )
-    if task.packed and not run.model.folder and POSITIONS not in takes:
-        raise UserError(
-            f"task {run.task} puts several documents into a row, which model {run.model.name} cannot tell apart; make "
-            f"the pieces of its chain that attend take `{POSITIONS}`, as llama's do."
-        )
-    if run.recipe.loss_chunks == 1 or not task.of_tokens:
-        return
-    if TARGETS not in takes:
-        raise UserError(
-            f"recipe.loss_chunks: model {run.model.name} returns only logits; set it to 1, or make the last piece of "
-            "its chain take `targets`, as llama's does."
-        )
-    if run.recipe.label_smoothing and SMOOTHING not in takes:
-        raise UserError(
-            f"recipe.label_smoothing: model {run.model.name} returns losses without it; set recipe.loss_chunks to 1, "
-            "or make the last piece of its chain also take `label_smoothing`, as llama's does."
-        )
+    positions, others = (POSITIONS, takes) if not run.model.folder else ("position_ids", takes | {*arguments(model)})
+    chunked = task.of_tokens and recipe.loss_chunks > 1
+    for needed, word, what, remedy in (
+        (task.packed, positions, f"task {run.task} puts several documents into a row", "use task language_modelling"),
+        (chunked, TARGETS, "recipe.loss_chunks makes a model return losses", "set it to 1"),
+        (chunked and recipe.label_smoothing, SMOOTHING, "recipe.label_smoothing is for logits", "set loss_chunks to 1"),
+    ):
+        if needed and word not in others:
+            instead = "" if run.model.folder else f", or make the pieces of its chain take `{word}`, as llama's do"
+            raise UserError(f"{what}, and model {run.model.name} takes no {word}; {remedy}{instead}.")
 
 
 def token_loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
