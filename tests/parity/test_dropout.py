@@ -1,5 +1,6 @@
 """Dropout masks: a function of (seed, step, data rank), the same where tensors are whole, different where split."""
 
+from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
 from unittest import mock
@@ -10,6 +11,7 @@ import torch
 from group import Group, newest, steps
 
 from helpers.common import save_initial, tiny_run
+from helpers.transformers_models import CONFIGS
 from shardlab import parallel
 from shardlab.parallel.tensor import drawn
 from shardlab.runtime import batches
@@ -36,6 +38,31 @@ def test_ranks_with_the_same_activations_draw_the_same_and_all_others_their_own(
     assert len({seed(0), *others}) == 6
 
 
+def trained_in_halves(server, tiny_data, folder, run_of, halves):
+    """Train under tp, and as one device does that draws both ranks' masks; the steps must be the same.
+
+    ``halves``: context in which one device draws them.
+    """
+    run = run_of("tp")
+    Group(server, folder, tiny_data).train([("tp", run)])
+    initial = folder / f"{run.workload}-float64.safetensors"
+    with halves:
+        loop.train(run_of("single"), tiny_data / run.workload, initial, folder / "single", {})
+    for actual, reference in zip(steps(folder / "tp"), steps(folder / "single"), strict=True):
+        for key in ("loss", "grad_norm"):
+            assert actual[key] == pytest.approx(reference[key], rel=1e-10), f"step {actual['step']}"
+
+
+def of_ranks(forward, parts):
+    """What two ranks compute of the parts of a split tensor, each with its own masks."""
+    common, found = drawn(), []
+    for rank, part in enumerate(parts):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(common + rank)
+            found.append(forward(part))
+    return found
+
+
 def run_of(strategy):
     """mnist with dropout of a tensor that is whole under tensor parallelism, and of one that is split there."""
     run = tiny_run("mnist", strategy, dtype="float64")
@@ -46,17 +73,8 @@ def run_of(strategy):
 def test_tensor_parallel_ranks_share_the_masks_of_whole_tensors_and_have_their_own_of_split_ones(
     server, tiny_data, tmp_path
 ):
-    """One device that draws both ranks' masks takes the same steps."""
-
     def in_halves(layer, forward, x):
-        if not layer.training:
-            return forward(x)
-        common, found = drawn(), []
-        for rank, part in enumerate(x.chunk(2, -1)):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(common + rank)
-                found.append(forward(part))
-        return torch.cat(found, -1)
+        return torch.cat(of_ranks(forward, x.chunk(2, -1)), -1) if layer.training else forward(x)
 
     def build(*args, make=parallel.build):
         engine = make(*args)
@@ -64,13 +82,43 @@ def test_tensor_parallel_ranks_share_the_masks_of_whole_tensors_and_have_their_o
         layer.forward = partial(in_halves, layer, layer.forward)
         return engine
 
-    Group(server, tmp_path, tiny_data).train([("tp", run_of("tp"))])
-    with mock.patch.object(parallel, "build", build):
-        files = tiny_data / "mnist", tmp_path / "mnist-float64.safetensors", tmp_path / "single"
-        loop.train(run_of("single"), *files, {})
-    for actual, reference in zip(steps(tmp_path / "tp"), steps(tmp_path / "single"), strict=True):
-        for key in ("loss", "grad_norm"):
-            assert actual[key] == pytest.approx(reference[key], rel=1e-10), f"step {actual['step']}"
+    trained_in_halves(server, tiny_data, tmp_path, run_of, mock.patch.object(parallel, "build", build))
+
+
+def test_heads_of_transformers_models_have_masks_of_their_own(server, tiny_data, tmp_path):
+    """Dropout inside the attention function: one device draws the masks of two ranks' heads from their seeds, and a
+    recomputation draws them once more.
+    """
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    CONFIGS["llama"].save_pretrained(tmp_path / "model")
+    changes = {"name": f"hf:{tmp_path / 'model'}", "folder": str(tmp_path / "model"), "pretrained": False}
+    changes |= {"tensor": {}, "blocks": [], "segments": 0}
+
+    def run_of(strategy):
+        kept = "none" if strategy == "single" else "full"
+        run = tiny_run("llama2", strategy, dtype="float64", activation_checkpointing=kept)
+        args = {"attention_dropout": 0.3, "vocab_size": run.model.args["vocab_size"]}
+        return run.model_copy(update={"model": run.model.model_copy(update=changes | {"args": args})})
+
+    def in_halves(module, *heads, **options):
+        if not module.training:
+            return sdpa_attention_forward(module, *heads, **options)
+        parts = zip(*(each.chunk(2, 1) for each in heads[:3]), strict=True)
+        found = of_ranks(lambda part: sdpa_attention_forward(module, *part, *heads[3:], **options)[0], parts)
+        return torch.cat(found, 2), None
+
+    def as_often(module, x, forward=LlamaMLP.forward):
+        if module.training:
+            drawn()
+        return forward(module, x)
+
+    halves = ExitStack()
+    halves.enter_context(mock.patch.dict(AttentionInterface._global_mapping, {"sdpa": in_halves}))
+    halves.enter_context(mock.patch.object(LlamaMLP, "forward", as_often))
+    trained_in_halves(server, tiny_data, tmp_path, run_of, halves)
 
 
 def test_a_run_that_goes_on_draws_the_masks_of_one_that_did_not_stop(tiny_data, tmp_path):

@@ -7,8 +7,9 @@ once per step. The library's hook adds what has been accumulated, after each bac
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -28,8 +29,9 @@ from transformers.pytorch_utils import Conv1D
 
 from shardlab.models._chain import Absent
 from shardlab.models._library_chain import STATES
-from shardlab.models.contents import tied
+from shardlab.models.contents import dropout_keys, tied
 from shardlab.models.declared import COPIED, kv_heads, layer_lists
+from shardlab.parallel import tensor
 from shardlab.runtime.distributed import text_of_mesh
 
 log = logging.getLogger(__name__)
@@ -188,6 +190,9 @@ def apply(
             _shard(layer, modules[owner], leaf, mesh)
     for attention in {name.rpartition(".")[0] for name, style in styles.items() if style == COPIED and name in modules}:
         _repeat_copies(modules[attention], mesh.size())
+    if dropout_keys(model, {}):
+        for inner in _split_inside(modules, styles):
+            _draw_own_masks(inner, mesh.get_local_rank())
     if sequence_parallel:
         _split_sequences(model, modules, styles, mesh)
     # Each of a tie was split by itself; they are one again.
@@ -271,6 +276,42 @@ def _expanded(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, str
                 yield name, style
         if style := _get_parameter_plan(prefix, plan, is_weight=False):
             yield prefix, style
+
+
+def _split_inside(
+    modules: dict[str, nn.Module], styles: dict[str, str]
+) -> Iterator[tuple[list[nn.Module], list[nn.Module]]]:
+    """Yield, of each module whose activations are split between some of its layers, those layers: columns, rows."""
+    children: dict[str, dict[str, list[nn.Module]]] = defaultdict(lambda: defaultdict(list))
+    for name, style in styles.items():
+        if name in modules and style in (*COLUMNS, "packed_colwise", "rowwise"):
+            kind = "rowwise" if style == "rowwise" else "colwise"
+            children[name.rpartition(".")[0]][kind].append(modules[name])
+    yield from ((each["colwise"], each["rowwise"]) for each in children.values() if len(each) == 2)
+
+
+def _draw_own_masks(layers: tuple[list[nn.Module], list[nn.Module]], rank: int) -> None:
+    """Draw what is random between column and row layers (dropout of attention) from this rank's own generator.
+
+    As in parallel/tensor.py.
+    """
+    columns, rows = layers
+    own = ExitStack()
+    entered: list[bool] = []
+
+    def enter(module: nn.Module, inputs: tuple[Any, ...], _: Any) -> None:
+        if module.training and not entered:
+            own.enter_context(tensor.own_masks(inputs[0].device, rank))
+            entered.append(True)
+
+    def leave(_module: nn.Module, _inputs: tuple[Any, ...]) -> None:
+        own.close()
+        entered.clear()
+
+    for column in columns:
+        column.register_forward_hook(enter)
+    for row in rows:
+        row.register_forward_pre_hook(leave)
 
 
 def _distributed(whole: torch.Tensor, mesh: DeviceMesh, *placements: Any) -> nn.Parameter:
