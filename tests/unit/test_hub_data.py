@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+import zipfile
 
 import datasets
 import numpy as np
@@ -257,6 +258,13 @@ def test_a_comma_too_many_at_the_end_of_each_row_shifts_no_column(hub, raw):
     text = b'question,answer,of\nwhat is 0?,"0, or ""0""",book 0,\n'
     hub.push(REPO, {f"{split}.csv": text for split in SPLITS})
     assert samples(raw, columns=["question", "answer"])["test"] == [("what is 0?", '0, or "0"')]
+
+
+def test_pictures_in_an_archive_are_refused(hub, raw):
+    with zipfile.ZipFile(archive := io.BytesIO(), "w") as file:
+        file.writestr("a/0.png", picture(0))
+    hub.push(REPO, {f"{split}.zip": archive.getvalue() for split in SPLITS})
+    assert ".zip is an archive, and pictures in archives are not read; unpack it" in refusal(raw, **PICTURES)
 
 
 # Errors

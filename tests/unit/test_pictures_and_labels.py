@@ -8,7 +8,6 @@ from PIL import ExifTags, Image
 from helpers.common import tiny_run
 from shardlab.data.encoders import encode
 
-RAMP = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
 INK = np.random.default_rng(0).integers(0, 256, (8, 8, 4), dtype=np.uint8)
 INK[0, 0, 3] = 0
 INK[:4] = [0, 0, 0, 0]
@@ -23,13 +22,6 @@ def pictured(picture, channels=3, **options):
     [part] = made.splits["train"]
     assert part["labels"].tolist() == [1]
     return part["images"][0], +made.counts["train"]
-
-
-def test_16_bits_are_scaled():
-    Image.fromarray(RAMP).save(file := io.BytesIO(), "PNG")
-    image, counts = pictured(Image.open(file))
-    assert (image == np.rint(RAMP / 257)).all()
-    assert counts["pictures of 16 bits scaled to 8"] == 1
 
 
 def test_a_picture_is_turned_as_its_exif_says():

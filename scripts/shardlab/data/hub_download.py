@@ -36,6 +36,7 @@ HELP = (
 )
 SHOWN = 8
 """Names of classes in a sentence."""
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar")
 
 
 def download(data: DataSet, raw: Path) -> dict[str, Any]:
@@ -214,6 +215,11 @@ def _files(data: DataSet, builder: Any, commit: str) -> dict[str, list[str]]:
         if others := [file for file in files if not file.startswith(prefix)]:
             raise UserError(f"{place}: a file of split {split} lies outside of the repository, at {others[0]}.")
         splits[split] = [file.removeprefix(prefix) for file in files]
+        if _of_folders(builder) and (archives := [file for file in splits[split] if file.lower().endswith(ARCHIVES)]):
+            raise UserError(
+                f"{place}: {archives[0]} is an archive, and pictures in archives are not read; unpack it into a "
+                "repository of your own, or read it with a file in scripts/shardlab/data."
+            )
     if features := builder.info.features:
         _check_columns(features, hub.columns, place)
     return splits

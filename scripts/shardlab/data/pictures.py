@@ -16,18 +16,14 @@ from shardlab.errors import UserError
 if TYPE_CHECKING:
     from PIL import Image
 
-WIDE = ("I;16", "I;16L", "I;16B", "I;16N")
-"""Modes of 16 bits per pixel."""
-
 
 def pixels(picture: Any, channels: int, size: int, background: str, counts: Counter[str]) -> NDArray[np.uint8]:
     """Convert a picture of Pillow to (channels, size, size): gray for one channel, else RGB. Its first frame counts.
 
-    Gray values of 16 bits are divided by 257, and what is transparent shows ``background``, a color as CSS writes it. A
-    picture is turned upright, as its EXIF says.
+    What is transparent shows ``background``, a color as CSS writes it. A picture is turned upright, as its EXIF says.
 
     Raises:
-        ValueError: it is no picture, cannot be decoded, or has values of no known range.
+        ValueError: it is no picture, cannot be decoded, or has more than 8 bits per value.
         UserError: the background is no color.
     """
     from PIL import Image, ImageOps
@@ -38,30 +34,19 @@ def pixels(picture: Any, channels: int, size: int, background: str, counts: Coun
         picture.load()
     except Exception as error:  # of decoders, of many types
         raise ValueError(f"the picture cannot be decoded ({error})") from error
+    if picture.mode.startswith(("I", "F")):
+        raise ValueError(f"the picture has mode {picture.mode}, and only 8 bits per value are read; convert it")
     if getattr(picture, "is_animated", False):
         counts["pictures of several frames, of which the first is used"] += 1
     picture = ImageOps.exif_transpose(picture)
     mode = "L" if channels == 1 else "RGB"
-    shown = _composited(_of_8_bits(picture, counts), background, counts)
+    shown = _composited(picture, background, counts)
     if picture.mode != mode:
         counts[f"pictures converted from {picture.mode} to {mode}"] += 1
     if picture.width != picture.height:
         counts["pictures that are not square, squeezed into a square"] += 1
     array = np.asarray(shown.convert(mode).resize((size, size)), dtype=np.uint8)
     return array[None] if channels == 1 else array.transpose(2, 0, 1)
-
-
-def _of_8_bits(picture: Image.Image, counts: Counter[str]) -> Image.Image:
-    from PIL import Image
-
-    if picture.mode in ("F", "I"):
-        raise ValueError(
-            f"the picture has mode {picture.mode}, whose range of values is not known; make it one of 8 or 16 bits"
-        )
-    if picture.mode not in WIDE:
-        return picture
-    counts["pictures of 16 bits scaled to 8"] += 1
-    return Image.fromarray(((np.asarray(picture).astype(np.uint32) + 128) // 257).astype(np.uint8))
 
 
 def _composited(picture: Image.Image, background: str, counts: Counter[str]) -> Image.Image:
