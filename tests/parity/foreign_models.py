@@ -82,7 +82,7 @@ class OddBuffers(Layers):
     def more(self, inputs):
         columns, angles = torch.arange(16), torch.linspace(0.1, 3, 8)
         saved = {
-            "turn": torch.exp(1j * angles.double()),
+            "turn": torch.exp(1j * angles),
             "ident": torch.tensor([2**53 + 1]),
             "keep": columns % 3 != 1,
             "gain": torch.linspace(0.3, 1.7, 16).half(),

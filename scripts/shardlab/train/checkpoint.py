@@ -96,7 +96,7 @@ class Checkpointer:
             "optimizer": self.engine.optimizer_state(to_write=True),
         }
         tensors = {
-            f"{kind}/{name}": _copy(weights.on_disk(weights.in_one_piece(value)))
+            f"{kind}/{name}": _copy(weights.in_one_piece(value))
             for kind, state in kinds.items()
             for name, value in state.items()
         }
