@@ -30,7 +30,7 @@ from shardlab.models._sequence import largest_of
 from shardlab.models.declared import layer_lists
 from shardlab.models.weights import FLOATS
 from shardlab.patches.torch_internals import around_forward
-from shardlab.patches.transformers_values import unexpected_weights, without_values
+from shardlab.patches.transformers_values import without_values
 from shardlab.settings.pretrained import check_plain, read_keys
 from shardlab.settings.types import CAUSAL, DECLARED
 
@@ -83,21 +83,19 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     config.use_cache = False
     quantized = hasattr(config, "quantization_config")  # which loading may remove
     loaded: dict[str, Any] = {}
-    unexpected: set[str] = set()
     try:
         if pretrained:
-            with unexpected_weights(unexpected):
-                model, loaded = auto.from_pretrained(
-                    folder,
-                    config=config,
-                    dtype=torch.float32,
-                    local_files_only=True,
-                    trust_remote_code=False,
-                    use_safetensors=True,
-                    # Otherwise the library names weights of another shape in its log alone.
-                    ignore_mismatched_sizes=True,
-                    output_loading_info=True,
-                )
+            model, loaded = auto.from_pretrained(
+                folder,
+                config=config,
+                dtype=torch.float32,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                # Otherwise the library names weights of another shape in its log alone.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
         else:
             model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except Exception as error:  # each class checks in its own way
@@ -126,7 +124,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
         types = {value.dtype for value in model.parameters()}
         if types != {torch.float32} and types <= {torch.float32, torch.bfloat16, torch.float16}:
             model.float()  # what is dequantized is in bfloat16
-        _check_weights(folder, model, loaded, unexpected, task)
+        _check_weights(folder, model, loaded, task)
     # In its class, not by a wrapper around the model: the weights keep the names that the library knows.
     largest, lists = Largest(), layer_lists(model)
     follow(model, [layer for name in lists for layer in model.get_submodule(name).children()], largest)
@@ -191,14 +189,10 @@ SHOWN = 3
 """Names in a sentence."""
 CONSTANTS = re.compile(r"(.*\.)?(position_ids|masked_bias)")
 """Buffers that earlier versions of the library saved."""
-MASKS = re.compile(r".*(attn|attention)\.bias")
-"""Such buffers by names that weights of other models have: constants where the library ignores them."""
 
 
-def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpected: set[str], task: str) -> None:
-    """Check what the library reports of loading a folder's weights, and all that were ``unexpected`` to it; print notes
-    on those that are not used, and if a classifier's head is new.
-    """
+def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], task: str) -> None:
+    """Check what the library reports of loading a folder's weights; print a note if a classifier's head is new."""
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     theirs = {name: tuple(found) for name, found, _ in loaded["mismatched_keys"]}
     missing = {*loaded["missing_keys"]}
@@ -209,9 +203,6 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpecte
         outside = [name for name in missing | theirs.keys() if not name.startswith(inside)]
         new = {name for name in outside if shapes[name] == (labels, *theirs.get(name, shapes[name])[1:])}
         unknown = {name for name in unknown if "pooler." not in name}  # of the task before
-    buffers = tuple(name for name, _ in model.named_buffers())  # a file may have them without the model's prefix
-    unused = {name for name in unexpected - unknown if not any(each.endswith(name) for each in buffers)}
-    unused = {name for name in unused if not (CONSTANTS.fullmatch(name) or MASKS.fullmatch(name))}
     others = {f"{name} is {theirs[name]}, in the model {shapes[name]}" for name in theirs.keys() - new}
     kinds = {"missing": missing - new, "unknown to the model": unknown, "of another shape": others}
     if wrong := [f"{len(names)} {kind} ({_first(names)})" for kind, names in kinds.items() if names]:
@@ -242,8 +233,6 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpecte
                 f"{folder}: {type(model).__name__} ties {tied} to {to}, and its weights have other values for each; "
                 f"{'set tie_word_embeddings to false, or ' * unties}remove {tied} from the weights."
             )
-    if unused:
-        print(f"note: {type(model).__name__} does not use {_first(unused)} of {folder}")
     if new:
         print(f"note: {_first(new)} of {folder} are drawn anew, for the {model.config.num_labels} classes of the data")
 
