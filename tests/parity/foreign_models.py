@@ -211,24 +211,6 @@ class TiedByVariable(Layers):
         return h
 
 
-@foreign(
-    "shapes_and_ties",
-    blocks=("middle", "first"),
-    short=("ddp",),
-    fsdp="refused: used outside of its forward (first.weight)",
-)
-class TransposedTieOfBlock(nn.Module):
-    """A block's weight used again, transposed, outside of it."""
-
-    def __init__(self, *, inputs, outputs):
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(inputs, 16), nn.Linear(16, 16), nn.Linear(inputs, outputs)
-
-    def forward(self, x):
-        h = F.gelu(self.middle(self.first(x)))
-        return self.last(F.linear(h, self.first.weight.t()))
-
-
 SCALAR = "refused: parameters without dimensions (scale)"
 
 
