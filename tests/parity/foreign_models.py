@@ -339,12 +339,6 @@ class GradientHook(Layers):
         self.first.weight.register_hook(lambda gradient: 2 * gradient)
 
 
-@foreign("refused", every="refused: parameters kept in a list, tuple or dictionary of Python (listed)")
-class ListedParameter(Layers):
-    def more(self, inputs):
-        self.listed = [self.first.weight, self.first.bias]
-
-
 @foreign("refused", every="refused: embeddings with sparse gradients (table)")
 class SparseEmbedding(Layers):
     def more(self, inputs):

@@ -113,7 +113,6 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
         "mixed": [name for name, value in trained.items() if value.dtype != dtype],
         "mixed_in_module": [*_of_several_dtypes(model, dtype)],
         "made_unsaved": [*made, *_made_unsaved(model)],
-        "kept": [*_kept(model)],
         "hooked": [name for name, value in parameters.items() if _has_hooks(value)],
         "sparse": [name for name, module in model.named_modules() if getattr(module, "sparse", None) is True],
         "left_out": dropout_keys(model, {}, "layerdrop"),
@@ -364,18 +363,6 @@ def _made_unsaved(model: nn.Module) -> Iterator[str]:
             values = value if isinstance(value, list | tuple) else [value]
             if any(isinstance(each, Tensor) and each.is_meta and id(each) not in parameters for each in values):
                 yield _joined(prefix, key)
-
-
-def _kept(model: nn.Module) -> Iterator[str]:
-    """Yield names of lists and dictionaries of parameters, which are none of a module's own parameters."""
-    for prefix, module in model.named_modules():
-        if isinstance(module, nn.RNNBase):  # renews its list
-            continue
-        for key, value in vars(module).items():
-            if key not in ("_parameters", "_modules", "_buffers") and isinstance(value, list | tuple | dict):
-                values = value.values() if isinstance(value, dict) else value
-                if any(isinstance(each, nn.Parameter) for each in values):
-                    yield _joined(prefix, key)
 
 
 def _has_hooks(parameter: Any) -> bool:

@@ -104,10 +104,6 @@ RULES = {
             "persistent buffers",
         ),
     ),
-    "kept": Rule(
-        "parameters kept in a list, tuple or dictionary of Python",
-        dict.fromkeys(EVERY, "engines replace them; keep them in an nn.ParameterList or nn.ParameterDict"),
-    ),
     "hooked": Rule(
         "hooks on parameters",
         dict.fromkeys(EVERY, "engines replace parameters with their hooks; compute it in forward"),
