@@ -508,16 +508,16 @@ def _logits(names: tuple[str, ...], largest: Largest, forward: Callable[..., Any
         *inputs: Tensor,
         mask: Tensor | None = None,
         positions: Tensor | None = None,
-        of_whole: tuple[Tensor | None, int | None] = (None, None),
+        of_whole: tuple[Tensor | None, bool] = (None, False),
         **options: Tensor,
     ) -> Tensor:
         named: dict[str, Any] = dict(zip(names, inputs, strict=True)) | options
         if positions is not None:  # without a mask, the library takes those that begin again for another document
             named["position_ids"] = positions
-            of_whole = largest_of(positions), positions.shape[1]
+            of_whole = largest_of(positions), True
         if mask is not None:  # some models subtract it
             named["attention_mask"] = mask.long() if mask.dtype == torch.bool and mask.dim() == 2 else mask
-        largest.of_tokens, largest.longest = of_whole
+        largest.of_tokens, largest.of_documents = of_whole
         try:
             outputs = forward(model, **named, return_dict=True)
         finally:
