@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from shardlab.data import encoders
 from shardlab.data.encoders import Arrays
-from shardlab.models._library_chain import CHANNELS, key_of_channels
+from shardlab.models._library_chain import CHANNELS
 from shardlab.models._losses import IGNORE
 from shardlab.runtime import tasks
 from shardlab.schema import check
@@ -82,8 +82,7 @@ def _of_pictures(folder: Path) -> tuple[dict[str, int], int]:
     own = next((each for each in (config, config.get("vision_config", {})) if "image_size" in each), config)
     size = own.get("image_size", ANY_PICTURE)
     size = size[0] if isinstance(size, list) else size
-    key = key_of_channels(own.__contains__)
-    shape = {"channels": own[key] if key else CHANNELS, "image_size": size}
+    shape = {"channels": own.get("num_channels", CHANNELS), "image_size": size}
     return shape, len(config.get("id2label") or {}) or 2
 
 
