@@ -90,7 +90,7 @@ class OddBuffers(Layers):
     def more(self, inputs):
         columns, angles = torch.arange(16), torch.linspace(0.1, 3, 8)
         saved = {
-            "turn": torch.exp(1j * angles.double()),
+            "turn": torch.exp(1j * angles),
             "ident": torch.tensor([2**53 + 1]),
             "keep": columns % 3 != 1,
             "gain": torch.linspace(0.3, 1.7, 16).half(),
@@ -350,12 +350,6 @@ class UnsavedRandomValues(Layers):
 class GradientHook(Layers):
     def more(self, inputs):
         self.first.weight.register_hook(lambda gradient: 2 * gradient)
-
-
-@foreign(every="parameters kept in a list, tuple or dictionary of Python (listed)")
-class ListedParameter(Layers):
-    def more(self, inputs):
-        self.listed = [self.first.weight, self.first.bias]
 
 
 @foreign(every="embeddings with sparse gradients (table)")

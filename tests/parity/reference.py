@@ -97,12 +97,10 @@ def adapted(layer, factor, x):
 
 
 def in_precision(network, dtype):
-    """Float32 and complex64, which constructors make unless told otherwise, become the training's; others stay."""
+    """Float32, which constructors make unless told otherwise, becomes the training's; others stay."""
     for value in (*network.parameters(), *network.buffers()):
         if value.dtype == torch.float32:
             value.data = value.data.to(dtype)
-        if value.dtype == torch.complex64 and dtype == torch.float64:
-            value.data = value.data.to(torch.complex128)
 
 
 def mean_loss(network, loss_of, split, length, dtype):

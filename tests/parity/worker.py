@@ -14,7 +14,6 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from shardlab import parallel
-from shardlab.models.weights import on_disk
 from shardlab.runtime import distributed, tasks
 from shardlab.settings.sites import SiteRuntime
 from shardlab.settings.types import Run
@@ -83,7 +82,7 @@ def keep_first_gradients(output):
     def observe(step, engine):
         if step:
             return
-        gradients = {name: on_disk(gradient).detach().clone().contiguous() for name, gradient in engine.gradients()}
+        gradients = {name: gradient.detach().clone().contiguous() for name, gradient in engine.gradients()}
         if not dist.is_initialized() or dist.get_rank() == 0:
             save_file(gradients, output / "gradients.safetensors")
 

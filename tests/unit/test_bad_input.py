@@ -143,7 +143,12 @@ SAMPLES = [
     ("regression", PAIRS, ([None, 1.0], [3.0]), ["x has values that are not finite"]),
     ("classification", PICTURES, (None, 0), ["the image is of type NoneType"]),
     ("classification", PICTURES, (np.zeros((2, 2, 3), np.uint8), 0), ["the image is uint8 (2, 2, 3)"]),
-    ("classification", PICTURES, (Image.fromarray(np.zeros((2, 2), np.float32)), 0), ["range of values is not known"]),
+    (
+        "classification",
+        PICTURES,
+        (Image.fromarray(np.zeros((2, 2), np.float32)), 0),
+        ["has mode F, and only 8 bits per value"],
+    ),
     ("classification", PICTURES, (PICTURE, 0.5), ["not an integer"]),
     ("classification", PICTURES, (PICTURE, -1), ["the label is -1"]),
     ("classification", PICTURES, (PICTURE, 2), ["the label is 2, but the data set's shape promises 2 classes"]),

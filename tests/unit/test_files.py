@@ -94,11 +94,11 @@ def test_files_follow_the_umask_whatever_library_writes_them(tmp_path, tiny_data
         os.umask(before)
 
 
-@pytest.mark.parametrize("dtype", [*weights_file.DTYPES, torch.complex128], ids=str)
+@pytest.mark.parametrize("dtype", [*weights_file.DTYPES], ids=str)
 def test_a_file_holds_every_type_at_any_address(dtype, tmp_path):
     torch.manual_seed(0)
     for shape in ((), (0, 3), (3, 3)):
-        value = (torch.randn(shape, dtype=torch.complex128 if dtype.is_complex else None).abs() * 10).to(dtype)
+        value = (torch.randn(shape, dtype=dtype if dtype.is_complex else None).abs() * 10).to(dtype)
         written = {"before": torch.tensor(True), "value": value}
         weights_file.save(written.items(), written, tmp_path / "file")
         model = torch.nn.Module()

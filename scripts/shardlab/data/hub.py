@@ -1,14 +1,12 @@
-"""Data sets of the Hugging Face hub, read offline from the Parquet files that ``hub_download`` made of them."""
+"""Data sets of the Hugging Face hub, read offline from what ``hub_download`` made of them."""
 
 import atexit
-import io
 import os
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +73,17 @@ def samples(data: DataSet, raw: Path, parts: dict[str, tuple[str, int, int]]) ->
 
 
 class Rows:
-    """Samples of a split: can be read again, and are read from the file each time, a group of rows at once."""
+    """Samples of a split: can be read again, and are read from the files each time."""
 
     def __init__(self, data: DataSet, raw: Path, split: str, indices: NDArray[np.integer]) -> None:
         """``split``: the repository's, of which the rows ``indices``, in ascending order, are the samples."""
         libraries()
-        from datasets import Features
+        from datasets import load_from_disk
 
-        self.path, self.indices = raw / f"{split}.parquet", indices
+        self.indices = indices
         self.place = f"data set {data.name}: split {split} of {source_of(data).repo}"
-        self.columns = source_of(data).columns
-        self.features = Features.from_arrow_schema(import_module("pyarrow.parquet").read_schema(self.path))
+        self.rows: Any = load_from_disk(str(raw / split)).select(indices)
+        self.paths = [path_of(column, self.rows.features) for column in source_of(data).columns]
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -97,39 +95,25 @@ class Rows:
         Raises:
             UserError: a value cannot be decoded.
         """
-        with import_module("pyarrow.parquet").ParquetFile(self.path) as file:
-            start = 0
-            for group in range(file.num_row_groups):
-                stop = start + file.metadata.row_group(group).num_rows
-                first, end = np.searchsorted(self.indices, [start, stop])
-                if kept := [int(index) for index in self.indices[first:end]]:
-                    table = file.read_row_group(group, use_threads=False).take([index - start for index in kept])
-                    for index, row in zip(kept, table.to_pylist(), strict=True):
-                        yield tuple(self._value(row, column, index) for column in self.columns)
-                start = stop
-
-    def _value(self, row: dict[str, Any], column: str, index: int) -> Any:
-        value, feature = row[column], self.features[column]
-        try:
-            if type(feature).__name__ == "Image" and value is not None:
-                return _picture(feature, value["bytes"])
-            return type(self.features)({column: feature}).decode_example({column: value})[column]
-        except Exception as error:  # of libraries for pictures, sounds, ...
-            raise UserError(f"{self.place}, row {index}, column {column}: {sentence(error)}.") from error
+        rows = iter(self.rows)
+        for index in self.indices:
+            try:
+                row = next(rows)
+            except Exception as error:  # of libraries for pictures, sounds, ...
+                raise UserError(f"{self.place}, row {index}: {sentence(error)}.") from error
+            yield tuple(field(row, path) for path in self.paths)
 
 
-def _picture(feature: Any, content: bytes | None) -> Any:
-    """Open a picture, undecoded: datasets' own decoder leaves no trace of 16 bits, or of an orientation.
+def path_of(column: str, features: Any) -> list[str]:
+    """Return the names that lead to a column or, as translation.en, to a field of one."""
+    return [column] if column in features else column.split(".")
 
-    Raises:
-        ValueError: there is none.
-    """
-    from PIL import Image
 
-    if not content:
-        raise ValueError("the picture has 0 bytes")
-    picture = Image.open(io.BytesIO(content))
-    return picture.convert(feature.mode) if feature.mode not in (None, picture.mode) else picture
+def field(value: Any, path: list[str]) -> Any:
+    """Return what is at a path of dictionaries, None where one has no such field."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def sentence(error: BaseException) -> str:

@@ -1,17 +1,16 @@
 """Data sets and models of the Hugging Face hub: downloaded on the login node by its own libraries, with a manifest.
 
-Of a data set, the named columns stay, as one Parquet file per split of the repository.
+Of a data set, the named columns stay, as the library ``datasets`` saves a split of the repository.
 """
 
 import copy
-import glob
 import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,9 @@ HELP = (
     "Without a network, run this on a node that has one; for a private or gated repository, log in (hf auth login, or "
     "HF_TOKEN). An interrupted download goes on with the same command."
 )
-GROUP, MOST = 2**24, 1000
-"""Bytes, about, and number of rows of a group, all of which is in memory when one of them is read."""
+SHOWN = 8
+"""Names of classes in a sentence."""
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar")
 
 
 def download(data: DataSet, raw: Path) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def download(data: DataSet, raw: Path) -> dict[str, Any]:
             commit = _commit("dataset", hub.repo, hub.revision)
             if kept := _kept(data, raw, commit):
                 reader.samples(data, raw, kept["parts"])
-                return write_manifest(raw, what, kept | {"hub": hub.model_dump(mode="json")})
+                return _write_manifest(raw, what, kept | {"hub": hub.model_dump(mode="json")})
             builder = _builder(data, commit)
             splits = _files(data, builder, commit)
             wanted = [name for names in splits.values() for name in names]
@@ -68,13 +68,12 @@ def download(data: DataSet, raw: Path) -> dict[str, Any]:
             parts = _parts(data, {split: len(table) for split, table in tables.items()})
             _remove_others(raw)
             for split, table in tables.items():
-                size = max(1, min(MOST, GROUP * len(table) // max(1, table.data.nbytes)))
-                with (raw / f"{split}.parquet").open("wb") as file:
-                    table.to_parquet(file, batch_size=size)
-        rows = {f"{split}.parquet": sha256(raw / f"{split}.parquet") for split in tables}
+                table.save_to_disk(raw / split)
+        saved = sorted(path for split in tables for path in (raw / split).iterdir())
+        rows = {str(path.relative_to(raw)): sha256(path) for path in saved}
         reader.samples(data, raw, parts)
         manifest = _manifest(hub.model_dump(mode="json"), commit, files) | {"rows": rows, "parts": parts}
-        write_manifest(raw, what, manifest)
+        _write_manifest(raw, what, manifest)
         shutil.rmtree(raw / CACHE)
         return manifest
 
@@ -107,14 +106,14 @@ def download_model(model: Model, folder: Path) -> dict[str, Any]:
         if model.pretrained and not any(name.endswith(".safetensors") for name in files):
             raise UserError(f"model {model.repo} has no safetensors weights; convert them, or set pretrained: false.")
         source = {"repo": model.repo, "revision": model.revision}
-        return write_manifest(folder, f"model {model.repo}", _manifest(source, commit, files))
+        return _write_manifest(folder, f"model {model.repo}", _manifest(source, commit, files))
 
 
 def _manifest(hub: dict[str, Any], commit: str, files: dict[str, str]) -> dict[str, Any]:
     return {"schema_version": 3, "hub": hub, "commit": commit, "files": files, "fingerprint": fingerprint(files)}
 
 
-def write_manifest(folder: Path, what: str, manifest: dict[str, Any]) -> dict[str, Any]:
+def _write_manifest(folder: Path, what: str, manifest: dict[str, Any]) -> dict[str, Any]:
     """Write and return the manifest of a download.
 
     Raises:
@@ -178,8 +177,7 @@ def _snapshot(kind: str, repo: str, commit: str, wanted: list[str], **place: Any
     else:
         tops = sorted(name for name in there if "/" not in name)
         names = [name for name in tops if any(fnmatch(name, pattern) for pattern in wanted)]
-    exact = [glob.escape(name) for name in names]
-    folder = Path(snapshot_download(repo, repo_type=kind, revision=commit, allow_patterns=exact, **place))
+    folder = Path(snapshot_download(repo, repo_type=kind, revision=commit, allow_patterns=names, **place))
     for name in names:  # without a network the client is content with what is there
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} of {repo} was not downloaded; run the same command again.")
@@ -205,8 +203,6 @@ def _files(data: DataSet, builder: Any, commit: str) -> dict[str, list[str]]:
     Raises:
         UserError: there is no such split or column.
     """
-    from datasets import Dataset
-
     hub = reader.source_of(data)
     place, prefix = f"data set {data.name}: {hub.repo}", f"hf://datasets/{hub.repo}@{commit}/"
     found, splits = builder.config.data_files or {}, {}
@@ -219,9 +215,19 @@ def _files(data: DataSet, builder: Any, commit: str) -> dict[str, list[str]]:
         if others := [file for file in files if not file.startswith(prefix)]:
             raise UserError(f"{place}: a file of split {split} lies outside of the repository, at {others[0]}.")
         splits[split] = [file.removeprefix(prefix) for file in files]
+        if _of_folders(builder) and (archives := [file for file in splits[split] if file.lower().endswith(ARCHIVES)]):
+            raise UserError(
+                f"{place}: {archives[0]} is an archive, and pictures in archives are not read; unpack it into a "
+                "repository of your own, or read it with a file in scripts/shardlab/data."
+            )
     if features := builder.info.features:
-        _named(Dataset.from_dict({name: [] for name in features}, features), hub.columns, place)
+        _check_columns(features, hub.columns, place)
     return splits
+
+
+def _of_folders(builder: Any) -> bool:
+    """Return whether files are samples, and their folders classes."""
+    return any(kind.__name__ == "FolderBasedBuilder" for kind in type(builder).__mro__)
 
 
 @contextmanager
@@ -238,7 +244,7 @@ def _tables(data: DataSet, builder: Any, folder: Path, splits: dict[str, list[st
 
     Raises:
         UserError: a file cannot be read, or there is no such column; files disagree on the names of classes; a row of
-            CSV has more fields than the header; a picture lies outside of the repository.
+            CSV has more fields than the header.
     """
     import pyarrow.parquet as pq
     from datasets import Features
@@ -246,20 +252,15 @@ def _tables(data: DataSet, builder: Any, folder: Path, splits: dict[str, list[st
 
     hub = reader.source_of(data)
     local = {split: [str(folder / name) for name in names] for split, names in splits.items()}
-    # Folders are the classes of all splits together; other files may differ in columns that nobody named.
-    together = any(kind.__name__ == "FolderBasedBuilder" for kind in type(builder).__mro__)
     if builder.name == "csv":
         # pandas takes the first column for the names of rows where each row has a field more than the header.
         builder.config.index_col = False
-    elif builder.name == "parquet":
-        # The size of the first group of rows, which is the default, can be 0.
-        builder.config.batch_size = MOST
+    # Folders are the classes of all splits together; other files may differ in columns that nobody named.
+    groups = [[*local]] if _of_folders(builder) else [[split] for split in local]
     tables: dict[str, Any] = {}
-    for number, group in enumerate([[*local]] if together else [[split] for split in local]):
+    for number, group in enumerate(groups):
         part = copy.deepcopy(builder)
         part.config.data_files = DataFilesDict({split: DataFilesList(local[split], []) for split in group})
-        if together:
-            part.__class__ = _of_folders(type(part))
         where = f"data set {data.name}: split {', '.join(group)} of {hub.repo}"
         try:
             with warnings.catch_warnings():
@@ -268,12 +269,10 @@ def _tables(data: DataSet, builder: Any, folder: Path, splits: dict[str, list[st
             tables |= part.as_dataset()
         except Exception as error:  # of the libraries of a dozen file formats
             raise UserError(f"{where} cannot be read as {builder.name}: {cause(error)}.") from error
-    for split, rows in tables.items():
-        where = f"data set {data.name}: split {split} of {hub.repo}"
-        there = sum(name.lower().endswith(tuple(part.EXTENSIONS)) for name in local[split]) if together else 0
-        if len(rows) < there:
-            print(f"note: split {split}: {len(rows)} of {there} files have a row of metadata; the others are not read")
-        tables[split] = _with_files(_named(rows, hub.columns, where), folder, where)
+    for split, table in tables.items():
+        _check_columns(table.features, hub.columns, f"data set {data.name}: split {split} of {hub.repo}")
+        tops = dict.fromkeys(reader.path_of(column, table.features)[0] for column in hub.columns)
+        tables[split] = table.select_columns([*tops])
     if builder.name == "parquet":  # of whose files datasets takes the first one's names
         schemas = {name: folder / name for names in splits.values() for name in names}
         features = {name: Features.from_arrow_schema(pq.read_schema(path)) for name, path in schemas.items()}
@@ -283,62 +282,26 @@ def _tables(data: DataSet, builder: Any, folder: Path, splits: dict[str, list[st
     return tables
 
 
-def _named(rows: Any, columns: list[str], place: str) -> Any:
-    """Return the named columns of a table; a field of one, translation.en, is a column of its own.
+def _check_columns(features: Any, columns: list[str], place: str) -> None:
+    """Check that there are the columns that the configuration names.
 
     Raises:
-        UserError: there is no such column.
+        UserError: one is missing; fields of JSON lines that differ, which have no schema, may be.
     """
-    paths = {column: [column] if column in rows.column_names else column.split(".") for column in columns}
-    for column, (top, *_) in paths.items():
-        if top not in rows.column_names:
-            raise unknown("column", column, rows.column_names, place)
-    rows = rows.select_columns([*dict.fromkeys(path[0] for path in paths.values())])
-    for column, (top, *path) in paths.items():
-        # datasets reads lines that do not all have the same fields as values of any kind.
-        if path and type(rows.features[top]).__name__ == "Json":
-            rows = rows.map(lambda value, path=path, name=column: {name: _field(value, path)}, input_columns=top)
-    while not {*columns} <= {*rows.column_names} and (flat := rows.flatten()).column_names != rows.column_names:
-        rows = flat
+    names = [*_names(features)]
     for column in columns:
-        if column not in rows.column_names:
-            raise unknown("column", column, rows.column_names, place)
-    return rows.select_columns([*dict.fromkeys(columns)])
+        top = reader.path_of(column, features)[0]
+        if column not in names and type(features.get(top)).__name__ != "Json":
+            known = [name for name in names if name.count(".") == column.count(".")]
+            raise unknown("column", column, known or names, place)
 
 
-def _field(value: Any, path: list[str]) -> Any:
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
-
-
-def _of_folders(kind: Any) -> Any:
-    class Folders(kind):  # type: ignore[misc]
-        def _generate_examples(self, files: Any, metadata_files: Any, **others: Any) -> Iterator[Any]:
-            # datasets 5.2 takes the folder of an archive for the class of each file in it, and has metadata in a set.
-            parts = [(None if inside else original, inside, each) for original, inside, each in files]
-            return iter(super()._generate_examples(parts, sorted(metadata_files, key=str), **others))
-
-    return Folders
-
-
-def _with_files(rows: Any, folder: Path, where: str) -> Any:
-    """Return rows with the content of pictures whose files lie beside them.
-
-    Raises:
-        UserError: one is not of the repository.
-    """
-    from datasets.table import embed_table_storage
-
-    pictures = [name for name, feature in rows.features.items() if type(feature).__name__ == "Image"]
-    beside = False
-    for name in pictures:
-        for chunk in rows.data.column(name).chunks:
-            for path in chunk.field("path").filter(chunk.field("bytes").is_null()).drop_null().to_pylist():
-                if not Path(path.split("::")[-1]).is_relative_to(folder):
-                    raise UserError(f"{where}: the data of column {name} lies outside of the repository, at {path}.")
-                beside = True
-    return rows.with_format("arrow").map(embed_table_storage, batched=True, batch_size=100) if beside else rows
+def _names(features: Any, inside: str = "") -> Iterator[str]:
+    """Yield the names of columns, and of the fields of those that have some."""
+    for name, feature in features.items():
+        yield f"{inside}{name}"
+        if isinstance(feature, dict):
+            yield from _names(feature, f"{inside}{name}.")
 
 
 def _parts(data: DataSet, counts: dict[str, int]) -> dict[str, tuple[str, int, int]]:
@@ -371,25 +334,23 @@ def _check_classes(data: DataSet, found: dict[str, Any]) -> None:
         UserError: they do not.
     """
     for column in reader.source_of(data).columns:
-        first = None
-        for place, features in found.items():
-            path = [column] if column in features else column.split(".")
-            names = getattr(_field(features, path), "names", None)
-            first = first or (names and (place, names))
-            if names and first and names != first[1]:
+        leaves = {place: reader.field(each, reader.path_of(column, each)) for place, each in found.items()}
+        classes = {place: leaf.names for place, leaf in leaves.items() if hasattr(leaf, "names")}
+        for (place, names), (other, others) in pairwise(classes.items()):
+            if names != others:
+                one, two = (", ".join(each[:SHOWN]) for each in (names, others))
                 raise UserError(
-                    f"data set {data.name}: column {column} has the classes {_short(first[1])} in {first[0]}, but "
-                    f"{_short(names)} in {place}, so that a number means another class there; name splits that agree."
+                    f"data set {data.name}: column {column} has the classes {one} in {place}, but {two} in {other}, so "
+                    "that a number means another class there; name splits that agree."
                 )
 
 
-def _short(names: list[str]) -> str:
-    return ", ".join(names[:8]) + (f", ... ({len(names)})" if len(names) > 8 else "")
-
-
 def cause(error: BaseException) -> str:
-    """Return what the error of a library that wraps others goes back to, in one line."""
-    while error.__cause__ is not None:
+    """Return what the error of a library that wraps others goes back to, or the hub's answer, in one line."""
+    from datasets.exceptions import DatasetNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
+
+    while error.__cause__ is not None and not isinstance(error, HfHubHTTPError | DatasetNotFoundError):
         error = error.__cause__
     return "a file has no rows" if isinstance(error, StopIteration) else sentence(error)
 
@@ -406,9 +367,4 @@ def _explained(what: str, instead: str = "") -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # the client raises types of half a dozen libraries
-        from datasets.exceptions import DatasetNotFoundError
-        from huggingface_hub.errors import HfHubHTTPError
-
-        is_answer = isinstance(error, HfHubHTTPError | DatasetNotFoundError)
-        reason = sentence(error) if is_answer else cause(error)
-        raise UserError(f"{what} could not be downloaded: {reason}. {HELP} {instead}".strip()) from error
+        raise UserError(f"{what} could not be downloaded: {cause(error)}. {HELP} {instead}".strip()) from error

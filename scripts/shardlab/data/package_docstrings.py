@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.data import split
-from shardlab.data._packages import sources
+from shardlab.data.package_source import sources
 from shardlab.settings.types import DataSet
 
 

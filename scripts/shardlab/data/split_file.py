@@ -2,7 +2,6 @@
 
 import json
 import mmap
-import shutil
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,28 +9,12 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from shardlab.data.encoders import Arrays
 from shardlab.errors import UserError
 from shardlab.files import explained, write_atomic
 
-DTYPES = {
-    "U64": "<u8",
-    "I64": "<i8",
-    "F64": "<f8",
-    "C64": "<c8",
-    "F32": "<f4",
-    "U32": "<u4",
-    "I32": "<i4",
-    "F16": "<f2",
-    "U16": "<u2",
-    "I16": "<i2",
-    "I8": "|i1",
-    "U8": "|u1",
-    "BOOL": "|b1",
-}
-"""Name in the safetensors format: NumPy's. The format's own library sorts arrays in this order, and by name."""
-NAMES = {kind: name for name, kind in DTYPES.items()}
 OFFSETS = "_offsets"
 HELD = 2**28
 """Bytes of a split that a training may hold in memory."""
@@ -48,11 +31,16 @@ def open_arrays(path: Path) -> Arrays:
     arrays = {}
     for name, entry in header.items():
         if name != "__metadata__":
-            kind, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])
+            kind, shape = _numpy(entry["dtype"]), tuple(entry["shape"])
             place = 8 + length + entry["data_offsets"][0]
             # An empty part of a file cannot be mapped.
             arrays[name] = np.memmap(path, kind, "r", place, shape) if 0 not in shape else np.empty(shape, kind)
     return arrays
+
+
+def _numpy(name: str) -> np.dtype[Any]:
+    """Return NumPy's type of one in the safetensors format: I32, BOOL, ..."""
+    return np.dtype(np.bool_) if name == "BOOL" else np.dtype(f"<{name[0].lower()}{int(name[1:]) // 8}")
 
 
 def release(arrays: Arrays) -> None:
@@ -95,6 +83,12 @@ class _Column:
         self.file.write(np.ascontiguousarray(array, self.kind).reshape(-1).view(np.uint8).data)
         self.length += len(array)
 
+    def whole(self) -> NDArray[Any]:
+        """Return the array, of which only what is read is in memory."""
+        shape = (self.length, *self.shape)
+        self.file.flush()
+        return np.memmap(self.file, self.kind, "r", 0, shape) if 0 not in shape else np.empty(shape, self.kind)
+
 
 class SplitFile(ExitStack):
     """A split's file that grows by parts, and appears when it is whole.
@@ -129,7 +123,7 @@ class SplitFile(ExitStack):
 
     def _check(self, part: Arrays) -> None:
         for name, array in part.items():
-            if array.dtype.newbyteorder("<").str not in NAMES:
+            if array.dtype.kind not in "biuf":
                 raise UserError(f"{self.source} gave {name} as {array.dtype}, which safetensors cannot hold.")
             offsets = part.get(f"{name}{OFFSETS}")
             if offsets is not None and (offsets[0], offsets[-1]) != (0, len(array)):
@@ -152,21 +146,5 @@ class SplitFile(ExitStack):
         Raises:
             UserError: it could not be written.
         """
-        write_atomic(self.path, self._write)
-
-    def _write(self, path: Path) -> None:
-        """Write the safetensors format (huggingface.co/docs/safetensors), whose own library cannot stream."""
-        order = list(DTYPES)
-        columns = sorted(self._columns.items(), key=lambda item: (order.index(NAMES[item[1].kind.str]), item[0]))
-        header, end = {}, 0
-        for name, column in columns:
-            span = [end, end := end + column.file.tell()]
-            shape = [column.length, *column.shape]
-            header[name] = {"dtype": NAMES[column.kind.str], "shape": shape, "data_offsets": span}
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        text += b" " * (-len(text) % 8)
-        with path.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for _, column in columns:
-                column.file.seek(0)
-                shutil.copyfileobj(column.file, file, 2**20)
+        columns = {name: column.whole() for name, column in self._columns.items()}
+        write_atomic(self.path, lambda path: save_file(columns, path))

@@ -30,7 +30,7 @@ def build(settings: types.Model, task: str, dtype: torch.dtype) -> nn.Module:
         UserError: the model does not exist, does not accept the arguments, or reads a weight in its constructor.
     """
     model = _without_weights(settings, task)
-    # nn.Module.to would take complex and float64 tensors, too, and leave the real part of a complex one.
+    # nn.Module.to would take float64 tensors, too.
     known: dict[int, tuple[Tensor, Tensor]] = {}  # a buffer of two modules stays one
 
     def cast(value: Tensor) -> Tensor:
@@ -86,13 +86,10 @@ def _freeze(model: nn.Module, patterns: list[str]) -> None:
 def in_precision(kind: torch.dtype, dtype: torch.dtype) -> torch.dtype:
     """Return what a tensor of the constructor becomes in a training in ``dtype``.
 
-    Float32 and complex64, which constructors make unless told otherwise, follow the training: complex64 becomes
-    complex128 in float64, and stays in bfloat16, of which there are no complex numbers. Everything else is what the
-    model asks for: integers, bools, float64 tables, half-precision scales.
+    Float32, which constructors make unless told otherwise, follows the training. Everything else is what the model asks
+    for: integers, bools, float64 tables, half-precision scales, complex numbers.
     """
-    if kind == torch.float32:
-        return dtype
-    return torch.complex128 if (kind, dtype) == (torch.complex64, torch.float64) else kind
+    return dtype if kind == torch.float32 else kind
 
 
 def initial_weights(settings: types.Model, task: str, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:

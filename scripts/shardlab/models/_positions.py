@@ -7,6 +7,7 @@ gets what it gets in its whole sequence, or in its document alone.
 """
 
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,8 +25,12 @@ class Largest(threading.local):
 
     of_tokens: Tensor | None = None
     """Of each token's sequence or document, (batch, length); None: they are among the positions of the tokens."""
-    longest: int | None = None
-    """Length of the rows, if those have several documents: no largest position is beyond it."""
+    of_documents = False
+    """True if rows have several documents."""
+
+
+OF_LARGEST = re.compile("dynamic|longrope")
+"""Types of rotary positions whose frequencies the library takes from the largest position."""
 
 
 def follow(model: nn.Module, layers: Iterable[nn.Module], largest: Largest) -> None:
@@ -36,7 +41,9 @@ def follow(model: nn.Module, layers: Iterable[nn.Module], largest: Largest) -> N
     """
     inside = {module for layer in layers for module in layer.modules()}
     for module in model.modules():
-        if module not in inside and is_of_positions(module):
+        kinds: Any = getattr(module, "rope_type", "")
+        depends = [kind for kind in (kinds.values() if isinstance(kinds, dict) else [kinds]) if OF_LARGEST.search(kind)]
+        if depends and module not in inside and is_of_positions(module):
             around_forward(module, lambda forward: _by_documents(forward, largest))
 
 
@@ -47,8 +54,6 @@ def is_of_positions(module: nn.Module) -> bool:
 
 
 def _by_documents(forward: Callable[..., Any], largest: Largest) -> Callable[..., Any]:
-    depends: dict[Any, bool] = {}
-
     def by_documents(module: nn.Module, x: Tensor, position_ids: Tensor, *args: Any, **named: Any) -> Any:
         def call(positions: Tensor) -> Any:
             return forward(module, x, positions, *args, **named)
@@ -59,13 +64,8 @@ def _by_documents(forward: Callable[..., Any], largest: Largest) -> Callable[...
                 return call(position_ids)
         if whole is None or whole.shape[-1] != position_ids.shape[-1]:
             return call(position_ids)
-        if largest.longest is None:  # one sequence
+        if not largest.of_documents:
             return _cut(call(_with_last(position_ids, whole.flatten()[0])))
-        key = (id(module), largest.longest, *args, *named.values())
-        if key not in depends:
-            depends[key] = _depends_on_largest(call, position_ids, largest.longest)
-        if not depends[key]:
-            return call(position_ids)
         found: Any = None
         for last in whole.unique():
             call(torch.zeros_like(position_ids))  # the library keeps the frequencies of the longest sequence until then
@@ -98,11 +98,3 @@ def _where(condition: Tensor, rows: Any, others: Any) -> Any:
     if isinstance(rows, tuple):
         return tuple(torch.where(condition, one, other) for one, other in zip(rows, others, strict=True))
     return torch.where(condition, rows, others)
-
-
-def _depends_on_largest(call: Callable[[Tensor], Any], like: Tensor, length: int) -> bool:
-    """Return whether the first positions give something else beside the last one of ``length``."""
-    first = torch.arange(2, device=like.device).expand(*like.shape[:-1], -1)
-    alone, beside = call(first), _cut(call(_with_last(first, torch.tensor(length - 1, device=like.device))))
-    alone, beside = ((each,) if isinstance(each, Tensor) else each for each in (alone, beside))
-    return not all(torch.equal(one, other) for one, other in zip(alone, beside, strict=True))

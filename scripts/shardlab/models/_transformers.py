@@ -24,13 +24,12 @@ from transformers.utils import logging
 
 from shardlab.errors import UserError
 from shardlab.files import COMMAND
-from shardlab.models._library_chain import as_chain, example, key_of_channels, on_fake_tensors
+from shardlab.models._library_chain import as_chain, example, on_fake_tensors
 from shardlab.models._positions import Largest, follow
 from shardlab.models._sequence import largest_of
 from shardlab.models.declared import layer_lists
-from shardlab.models.weights import FLOATS
 from shardlab.patches.torch_internals import around_forward
-from shardlab.patches.transformers_values import unexpected_weights, without_values
+from shardlab.patches.transformers_values import without_values
 from shardlab.settings.pretrained import check_plain, read_keys
 from shardlab.settings.types import CAUSAL, DECLARED
 
@@ -83,25 +82,23 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
     config.use_cache = False
     quantized = hasattr(config, "quantization_config")  # which loading may remove
     loaded: dict[str, Any] = {}
-    unexpected: set[str] = set()
     try:
         if pretrained:
-            with unexpected_weights(unexpected):
-                model, loaded = auto.from_pretrained(
-                    folder,
-                    config=config,
-                    dtype=torch.float32,
-                    local_files_only=True,
-                    trust_remote_code=False,
-                    use_safetensors=True,
-                    # Otherwise the library names weights of another shape in its log alone.
-                    ignore_mismatched_sizes=True,
-                    output_loading_info=True,
-                )
+            model, loaded = auto.from_pretrained(
+                folder,
+                config=config,
+                dtype=torch.float32,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                # Otherwise the library names weights of another shape in its log alone.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
         else:
             model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except Exception as error:  # each class checks in its own way
-        reason = _reason(error, _written(folder, args))
+        reason = _reason(error)
         remedy = "correct its config.json or the keys under `model:`"
         if isinstance(error, OSError):
             remedy = "copy that file into the folder"
@@ -126,7 +123,7 @@ def create(task: str, folder: str, args: dict[str, Any], *, pretrained: bool) ->
         types = {value.dtype for value in model.parameters()}
         if types != {torch.float32} and types <= {torch.float32, torch.bfloat16, torch.float16}:
             model.float()  # what is dequantized is in bfloat16
-        _check_weights(folder, model, loaded, unexpected, task)
+        _check_weights(folder, model, loaded, task)
     # In its class, not by a wrapper around the model: the weights keep the names that the library knows.
     largest, lists = Largest(), layer_lists(model)
     follow(model, [layer for name in lists for layer in model.get_submodule(name).children()], largest)
@@ -180,7 +177,7 @@ def check(task: str, folder: str, args: dict[str, Any]) -> type[nn.Module]:
         if type(error) in (RuntimeError, ValueError) and OF_SHAPES.search(str(error)):
             raise UserError(
                 f"{folder}: the library cannot run the {type(model).__name__} that its config.json and the keys under "
-                f"`model:` describe: {_reason(error, {})}; correct the sizes."
+                f"`model:` describe: {_reason(error)}; correct the sizes."
             ) from error
     return type(model)
 
@@ -191,14 +188,10 @@ SHOWN = 3
 """Names in a sentence."""
 CONSTANTS = re.compile(r"(.*\.)?(position_ids|masked_bias)")
 """Buffers that earlier versions of the library saved."""
-MASKS = re.compile(r".*(attn|attention)\.bias")
-"""Such buffers by names that weights of other models have: constants where the library ignores them."""
 
 
-def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpected: set[str], task: str) -> None:
-    """Check what the library reports of loading a folder's weights, and all that were ``unexpected`` to it; print notes
-    on those that are not used, and if a classifier's head is new.
-    """
+def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], task: str) -> None:
+    """Check what the library reports of loading a folder's weights; print a note if a classifier's head is new."""
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     theirs = {name: tuple(found) for name, found, _ in loaded["mismatched_keys"]}
     missing = {*loaded["missing_keys"]}
@@ -209,9 +202,6 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpecte
         outside = [name for name in missing | theirs.keys() if not name.startswith(inside)]
         new = {name for name in outside if shapes[name] == (labels, *theirs.get(name, shapes[name])[1:])}
         unknown = {name for name in unknown if "pooler." not in name}  # of the task before
-    buffers = tuple(name for name, _ in model.named_buffers())  # a file may have them without the model's prefix
-    unused = {name for name in unexpected - unknown if not any(each.endswith(name) for each in buffers)}
-    unused = {name for name in unused if not (CONSTANTS.fullmatch(name) or MASKS.fullmatch(name))}
     others = {f"{name} is {theirs[name]}, in the model {shapes[name]}" for name in theirs.keys() - new}
     kinds = {"missing": missing - new, "unknown to the model": unknown, "of another shape": others}
     if wrong := [f"{len(names)} {kind} ({_first(names)})" for kind, names in kinds.items() if names]:
@@ -221,7 +211,7 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpecte
             f"describe ({len(shapes)} tensors): {', '.join(wrong)}; correct the sizes, name a folder that "
             f"{kind}.save_pretrained wrote, or draw new weights with `pretrained: false` under `model:`."
         )
-    if packed := _of_other_types(folder, model):
+    if packed := {name for name, value in model.named_parameters() if value.dtype != torch.float32}:
         raise UserError(
             f"the weights in {folder} are no floating-point numbers of 16 bits or more ({_first(packed)}), which no "
             "strategy trains; name a folder of others, or draw new ones with `pretrained: false` under `model:`."
@@ -242,26 +232,8 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], unexpecte
                 f"{folder}: {type(model).__name__} ties {tied} to {to}, and its weights have other values for each; "
                 f"{'set tie_word_embeddings to false, or ' * unties}remove {tied} from the weights."
             )
-    if unused:
-        print(f"note: {type(model).__name__} does not use {_first(unused)} of {folder}")
     if new:
         print(f"note: {_first(new)} of {folder} are drawn anew, for the {model.config.num_labels} classes of the data")
-
-
-def _of_other_types(folder: str, model: nn.Module) -> set[str]:
-    """Return the parameters that a model has in another type than float32, or files in one that is none of weights."""
-    found = {name for name, value in model.named_parameters() if value.dtype != torch.float32}
-    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return found | {name for name, kind in _stored(Path(folder)).items() if name in names and kind not in FLOATS}
-
-
-def _stored(folder: Path) -> dict[str, str]:
-    """Return the names in a folder's files of weights, each with its type there."""
-    found: dict[str, str] = {}
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            found |= {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    return found
 
 
 def _first(names: set[str]) -> str:
@@ -287,7 +259,7 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
         misspelled = [*_misspelled(unchanged, file)]
     except Exception as error:  # each class checks in its own way
         raise UserError(
-            f"{folder}/config.json is not one of transformers {transformers.__version__}: {_reason(error, file)}; "
+            f"{folder}/config.json is not one of transformers {transformers.__version__}: {_reason(error)}; "
             "correct it, or name a folder written by save_pretrained."
         ) from error
     for key, meant in misspelled:
@@ -299,17 +271,10 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
     try:
         config, unknown = _changed(unchanged, file, theirs) if args else (unchanged, {})
     except Exception as error:
-        wrong = [key for key, value in theirs.items() if not _are_taken(unchanged, file, {key: value})]
-        named = ", ".join(f"{key} {theirs[key]}" for key in wrong or theirs) + " together" * (not wrong)
-        reason = _reason(error, file | theirs)
-        if not _are_taken(unchanged, file, {}):
-            raise UserError(
-                f"{folder}: {type(unchanged).__name__} cannot be made of its config.json with other keys: {reason}; "
-                "write them into that file, and not into the workload's."
-            ) from error
+        named = ", ".join(f"{key} {value}" for key, value in theirs.items())
         raise UserError(
-            f"{folder}: {type(unchanged).__name__} does not take {named}: {reason}; correct `model:` or `shape:` in "
-            "the workload's file."
+            f"{folder}: {type(unchanged).__name__} does not take {named}: {_reason(error)}; correct `model:` or "
+            "`shape:` in the workload's file, or write them into config.json."
         ) from error
     written = file | theirs
     if written.get("tie_word_embeddings") is False and _always_ties(config):
@@ -321,11 +286,6 @@ def configuration(folder: str | Path, args: Mapping[str, Any]) -> tuple[PreTrain
             own: dict[str, Any] = {"rope_theta": file.get("rope_theta"), **args, **args[key]}
             if own["rope_theta"] is None:
                 raise UserError(f"{folder}: {key} under `model:` takes the place of all its keys; add rope_theta.")
-    if isinstance(layers := getattr(config, "num_hidden_layers", 1), int) and layers < 1:
-        raise UserError(f"{folder}/config.json: num_hidden_layers is {layers}; a model has at least one layer.")
-    for key, value in floats(config.to_dict(), PROBABILITIES):
-        if not 0 <= value <= 1:  # of which the library learns in training alone
-            raise UserError(f"{folder}/config.json: {key} is {value}; a probability is from 0 to 1.")
     return config, unknown
 
 
@@ -372,15 +332,6 @@ def _changed(
     return config, {key: value for key, value in theirs.items() if key not in wanted} | idle
 
 
-def _are_taken(unchanged: PreTrainedConfig, file: Mapping[str, Any], keys: Mapping[str, Any]) -> bool:
-    """Return whether a file's configuration takes these keys alone."""
-    try:
-        _changed(unchanged, file, keys)
-    except Exception:
-        return False
-    return True
-
-
 def _takes(kind: Any, key: str) -> bool:
     """Return whether a key is a field of a class of configurations, or something that its code asks for."""
     names = {field.name for field in dataclasses.fields(kind)} | kind.attribute_map.keys()
@@ -393,8 +344,11 @@ def _always_ties(config: Any) -> bool:
 
 def _has_head(folder: Path) -> bool:
     """Return whether a folder's weights have an output layer, as published ones do; also if there are none to read."""
+    names: list[str] = []
     try:
-        names = _stored(folder)
+        for path in folder.glob("*.safetensors"):
+            with safe_open(path, framework="pt") as file:
+                names += file.keys()
     except SafetensorError:  # which loading them says
         return True
     return not names or any(name.endswith("lm_head.weight") for name in names)
@@ -402,8 +356,7 @@ def _has_head(folder: Path) -> bool:
 
 def _theirs(args: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
     """Return ``args`` by the library's names; some configurations have a picture's two sides."""
-    ours = OURS | {"channels": key_of_channels(partial(hasattr, config)) or OURS["channels"]}
-    found = {ours.get(key, key): value for key, value in args.items()}
+    found = {OURS.get(key, key): value for key, value in args.items()}
     own = getattr(config, "image_size", None)
     if isinstance(own, list | tuple) and isinstance(found.get("image_size"), int):
         found["image_size"] = [found["image_size"]] * len(own)
@@ -493,10 +446,6 @@ def _is_ignored(config: PreTrainedConfig, key: str) -> bool:
     return key in vars(config) and not _takes(type(config), key)
 
 
-SPELLED = 8
-"""Letters of a key that another one may spell out."""
-
-
 def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the keys of a config.json that have no effect, each with the key that was probably meant: it is not written
     and has another value.
@@ -518,7 +467,6 @@ def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator
         cutoff = CLOSE_NUMBER if type(value) is int else CLOSE
         earlier = [name for name in EARLIER if "rope_parameters" in names and name not in values]
         close = get_close_matches(key, free, n=1, cutoff=cutoff) + get_close_matches(key, earlier, n=1, cutoff=CLOSE)
-        close += [name for name in free if _spells_out(key, name) or sorted(name) == sorted(key)]
         meant = next(iter(close), None)
         default = vars(config).get(kind.attribute_map.get(meant, meant)) if meant else None
         # extra_pos_embeddings: 2 of published files does not mean tie_word_embeddings.
@@ -526,36 +474,17 @@ def _misspelled(config: PreTrainedConfig, values: Mapping[str, Any]) -> Iterator
             yield key, meant
 
 
-def _spells_out(key: str, short: str) -> bool:
-    """Return whether a key has its last word longer than another one: hidden_activation and hidden_act."""
-    return len(short) >= SPELLED and key.startswith(short) and "_" not in key.removeprefix(short)
-
-
-def _reason(error: Exception, values: Mapping[str, Any]) -> str:
-    """Return what the library says, in one line, or which key's value it cannot use."""
+def _reason(error: Exception) -> str:
+    """Return what the library says, in one line, and the line of it that failed, unless that has words of its own."""
     if isinstance(error, StrictDataclassError) and isinstance(error.__cause__, Exception):
-        return _reason(error.__cause__, values)
+        return _reason(error.__cause__)
     if "trust_remote_code" in str(error):
         return "it needs custom code, which is never run; write the model as a file in scripts/shardlab/models"
-    if isinstance(error, KeyError | ZeroDivisionError):
-        wrong = error.args[0] if isinstance(error, KeyError) else 0
-        if keys := [key for key in _keys_with(wrong, values) if not key.endswith("_token_id")]:
-            return f"{' or '.join(keys)} cannot be {wrong!r}"
-        if str(wrong).endswith("_attention") and wrong not in (values.get("rope_parameters") or [wrong]):
-            return f"rope_parameters has no {wrong}, and each kind of its layers needs its own"
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".:") + _where(error)
-
-
-def _where(error: Exception) -> str:
-    """Return the line of the library that failed, unless it is one that raises an error with words of its own."""
+    lines = str(error).strip().splitlines() or [""]
+    said = lines[0].rstrip(".:") if lines[0] and not isinstance(error, KeyError) else f"{type(error).__name__} {error}"
     last = traceback.extract_tb(error.__traceback__)[-1]
     told = last.line is None or last.line.startswith("raise") or isinstance(error, OSError)
-    return "" if told or Path(last.filename).is_relative_to(COMMAND) else f" at `{last.line}`"
-
-
-PROBABILITIES = re.compile(r".*(dropout|pdrop|drop_rate|drop_path_rate|layerdrop).*")
-"""Keys of dropout."""
+    return said if told or Path(last.filename).is_relative_to(COMMAND) else f"{said} at `{last.line}`"
 
 
 def floats(values: Mapping[str, Any], keys: re.Pattern[str]) -> Iterator[tuple[str, float]]:
@@ -565,17 +494,6 @@ def floats(values: Mapping[str, Any], keys: re.Pattern[str]) -> Iterator[tuple[s
             yield from floats(value, keys)
         elif isinstance(value, float) and keys.fullmatch(key):
             yield key, value
-
-
-def _keys_with(wanted: Any, values: Mapping[str, Any]) -> Iterator[str]:
-    of_all = vars(PreTrainedConfig())  # save_pretrained writes them, and no model computes its sizes from them
-    for key, value in values.items():
-        if key in of_all:
-            continue
-        if isinstance(value, dict):
-            yield from _keys_with(wanted, value)
-        elif type(value) is type(wanted) and value == wanted:
-            yield key
 
 
 def _logits(names: tuple[str, ...], largest: Largest, forward: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -589,16 +507,16 @@ def _logits(names: tuple[str, ...], largest: Largest, forward: Callable[..., Any
         *inputs: Tensor,
         mask: Tensor | None = None,
         positions: Tensor | None = None,
-        of_whole: tuple[Tensor | None, int | None] = (None, None),
+        of_whole: tuple[Tensor | None, bool] = (None, False),
         **options: Tensor,
     ) -> Tensor:
         named: dict[str, Any] = dict(zip(names, inputs, strict=True)) | options
         if positions is not None:  # without a mask, the library takes those that begin again for another document
             named["position_ids"] = positions
-            of_whole = largest_of(positions), positions.shape[1]
+            of_whole = largest_of(positions), True
         if mask is not None:  # some models subtract it
             named["attention_mask"] = mask.long() if mask.dtype == torch.bool and mask.dim() == 2 else mask
-        largest.of_tokens, largest.longest = of_whole
+        largest.of_tokens, largest.of_documents = of_whole
         try:
             outputs = forward(model, **named, return_dict=True)
         finally:

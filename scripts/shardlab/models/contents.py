@@ -7,7 +7,6 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cache
 from inspect import getsource
 from typing import Any, cast
@@ -21,7 +20,6 @@ from shardlab.models import build, matching, without_numbers
 from shardlab.models._chain import Chain
 from shardlab.models.declared import COPIED, layer_lists, split_unevenly
 from shardlab.models.weights import names_of_each
-from shardlab.patches.torch_internals import attributes_read
 from shardlab.settings.model_rules import SHOWN, check_properties, notes, refusal, techniques
 from shardlab.settings.types import Run
 
@@ -122,7 +120,6 @@ def inspect(run: Run, model: nn.Module) -> dict[str, list[str]]:
         "mixed": [name for name, value in trained.items() if value.dtype != dtype],
         "mixed_in_module": [*_of_several_dtypes(model, dtype)],
         "made_unsaved": [*made, *_made_unsaved(model)],
-        "kept": [*_kept(model)],
         "hooked": [name for name, value in parameters.items() if _has_hooks(value)],
         "sparse": [name for name, module in model.named_modules() if getattr(module, "sparse", None) is True],
         "left_out": dropout_keys(model, {}, "layerdrop"),
@@ -220,28 +217,6 @@ def reached(loss: Tensor) -> set[int]:
             found.add(id(variable))
         waiting += [following for following, _ in node.next_functions]
     return found
-
-
-@contextmanager
-def read_outside(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[set[str]]:
-    """Yield a set that collects the parameters of blocks that are read while the block's forward does not run."""
-    found: set[str] = set()
-    names = {id(value): name for name, value in model.named_parameters()}
-    owners = {id(value): block for block in blocks for value in block.parameters()}
-    running: list[nn.Module] = []
-
-    def note(value: Any) -> None:
-        if isinstance(value, nn.Parameter) and id(value) in owners and owners[id(value)] not in running:
-            found.add(names[id(value)])
-
-    hooks: list[Any] = []
-    for block in {*owners.values()}:
-        hooks.append(block.register_forward_pre_hook(lambda module, _: running.append(module), prepend=True))
-        hooks.append(block.register_forward_hook(lambda module, *_: running.remove(module), always_call=True))
-    with attributes_read(note):
-        yield found
-    for hook in hooks:
-        hook.remove()
 
 
 def check_outputs(run: Run, outputs: Any) -> None:
@@ -395,18 +370,6 @@ def _made_unsaved(model: nn.Module) -> Iterator[str]:
             values = value if isinstance(value, list | tuple) else [value]
             if any(isinstance(each, Tensor) and each.is_meta and id(each) not in parameters for each in values):
                 yield _joined(prefix, key)
-
-
-def _kept(model: nn.Module) -> Iterator[str]:
-    """Yield names of lists and dictionaries of parameters, which are none of a module's own parameters."""
-    for prefix, module in model.named_modules():
-        if isinstance(module, nn.RNNBase):  # renews its list
-            continue
-        for key, value in vars(module).items():
-            if key not in ("_parameters", "_modules", "_buffers") and isinstance(value, list | tuple | dict):
-                values = value.values() if isinstance(value, dict) else value
-                if any(isinstance(each, nn.Parameter) for each in values):
-                    yield _joined(prefix, key)
 
 
 def _has_hooks(parameter: Any) -> bool:

@@ -33,19 +33,6 @@ LLAMA = {
     r"norm\.": "model.norm.",
     r"output\.": "lm_head.",
 }
-VIT = {
-    r"class_token": "vit.embeddings.cls_token",
-    r"positions": "vit.embeddings.position_embeddings",
-    r"patches\.": "vit.embeddings.patch_embeddings.projection.",
-    r"layers\.(\d+)\.attention_norm\.": r"vit.encoder.layer.\1.layernorm_before.",
-    r"layers\.(\d+)\.attention\.(query|key|value)\.": r"vit.encoder.layer.\1.attention.attention.\2.",
-    r"layers\.(\d+)\.attention\.output\.": r"vit.encoder.layer.\1.attention.output.dense.",
-    r"layers\.(\d+)\.mlp_norm\.": r"vit.encoder.layer.\1.layernorm_after.",
-    r"layers\.(\d+)\.up\.": r"vit.encoder.layer.\1.intermediate.dense.",
-    r"layers\.(\d+)\.down\.": r"vit.encoder.layer.\1.output.dense.",
-    r"norm\.": "vit.layernorm.",
-    r"head\.": "classifier.",
-}
 MIXTRAL = {
     r"layers\.(\d+)\.router\.": r"model.layers.\1.block_sparse_moe.gate.",
     r"layers\.(\d+)\.experts\.gate": r"model.layers.\1.block_sparse_moe.experts.{}.w1.weight",
@@ -66,7 +53,6 @@ the adapter to these again.
 PEFT_TASKS = dict.fromkeys(CAUSAL, "CAUSAL_LM") | {"summarization": "SEQ_2_SEQ_LM"}
 OURS: dict[str, Callable[[Mapping[str, Any]], dict[str, str]]] = {
     "llama": lambda _: LLAMA,
-    "vit": lambda _: VIT,
     "moe": lambda args: LLAMA | (GLM if pretrained.moe_class(args) == "Glm4Moe" else MIXTRAL),
 }
 """Model: its names by its arguments."""
@@ -176,26 +162,6 @@ def _llama(run: Run) -> Any:
     )
 
 
-def _vit(run: Run) -> Any:
-    from transformers import ViTConfig
-
-    args = run.model.args
-    return ViTConfig(
-        image_size=args["image_size"],
-        patch_size=args["patch"],
-        num_channels=args["channels"],
-        id2label={number: str(number) for number in range(args["classes"])},
-        hidden_size=args["dim"],
-        num_hidden_layers=args["layers"],
-        num_attention_heads=args["heads"],
-        intermediate_size=args["hidden"],
-        layer_norm_eps=1e-5,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        architectures=["ViTForImageClassification"],
-    )
-
-
 def _moe(run: Run) -> Any:
     import transformers
 
@@ -231,4 +197,4 @@ def _moe(run: Run) -> Any:
     )
 
 
-CONFIGS = {"llama": _llama, "vit": _vit, "moe": _moe}
+CONFIGS = {"llama": _llama, "moe": _moe}

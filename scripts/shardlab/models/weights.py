@@ -21,8 +21,6 @@ DTYPES = {
     torch.float32: "F32",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
     torch.complex64: "C64",
     torch.int64: "I64",
     torch.int32: "I32",
@@ -34,7 +32,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Dtypes by their names in the safetensors format. It has no complex128: see ``on_disk``."""
+"""Dtypes by their names in the safetensors format."""
 FLOATS = {DTYPES[dtype] for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
 
 
@@ -55,7 +53,6 @@ def _write(path: Path, weights: Iterable[tuple[str, Tensor]], layout: Mapping[st
     """Write the safetensors format (huggingface.co/docs/safetensors), whose own library cannot stream."""
     header: dict[str, Any] = {}
     end = 0
-    layout = {name: on_disk(like) for name, like in layout.items()}
     for name, like in layout.items():
         if like.dtype not in DTYPES:
             kind = str(like.dtype).removeprefix("torch.")
@@ -75,7 +72,6 @@ def _write(path: Path, weights: Iterable[tuple[str, Tensor]], layout: Mapping[st
 
         write(len(text).to_bytes(8, "little") + text)
         for (name, value), (expected, like) in zip(weights, layout.items(), strict=True):
-            value = on_disk(value)
             if name != expected or value.shape != like.shape:
                 raise ValueError(f"got {name} {tuple(value.shape)}, expected {expected} {tuple(like.shape)}")
             if value.dtype != like.dtype and not (value.is_floating_point() and like.is_floating_point()):
@@ -101,7 +97,7 @@ def materialize(
     with open_weights(path) as file, torch.no_grad():
         check_weights(file, own, path, whole=whole)
         for name, value in own.items():
-            assign(value, read(file, name, value))
+            assign(value, file.get_tensor(name))
 
 
 def allocate(model: nn.Module, device: torch.device, buffers: torch.device | None = None) -> None:
@@ -170,19 +166,6 @@ def is_packed(placements: Any) -> bool:
     return bool(placements[-1].split_factor > 1)
 
 
-def on_disk(value: Tensor) -> Tensor:
-    """Return a tensor as a file of safetensors has it: complex128 as pairs of float64 in a last dimension, a view."""
-    return torch.view_as_real(value) if value.dtype == torch.complex128 else value
-
-
-def read(file: Any, name: str, like: Tensor) -> Tensor:
-    """Return a tensor of an open file, complex if the model's is."""
-    value: Tensor = file.get_tensor(name)
-    if like.dtype != torch.complex128 or value.is_complex():
-        return value
-    return torch.view_as_complex(value.clone())  # copies of complex128 crash where an address is no multiple of 16
-
-
 @contextmanager
 def open_weights(path: Path) -> Iterator[Any]:
     """Open a safetensors file of weights.
@@ -206,7 +189,7 @@ def check_weights(file: Any, own: Mapping[str, Tensor], path: Path, *, whole: bo
     """
     slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     theirs = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
-    ours = {name: (DTYPES[on_disk(value).dtype], tuple(on_disk(value).shape)) for name, value in own.items()}
+    ours = {name: (DTYPES[value.dtype], tuple(value.shape)) for name, value in own.items()}
     wrong = [name for name in ours if name not in theirs or not _fits(theirs[name], ours[name])]
     if whole:
         wrong += theirs.keys() - ours.keys()

@@ -138,10 +138,10 @@ def _at_positions(
         row.positions = named.pop(POSITIONS, None)
         if row.positions is None:
             positions = split.positions(part, tokens.device).expand(rows, -1)
-            of_whole = torch.full_like(positions, (length or filled) - 1), None
+            of_whole = torch.full_like(positions, (length or filled) - 1), False
         else:
             positions = split.part(row.positions, 1)
-            of_whole = split.part(largest_of(row.positions), 1), filled
+            of_whole = split.part(largest_of(row.positions), 1), True
         # Of the whole length: without a mask, the jump from head to tail is taken for the begin of another sample.
         ones = torch.ones(rows, filled, dtype=torch.long, device=tokens.device)
         return forward(model, *inputs, **named, mask=ones, position_ids=positions, of_whole=of_whole)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardlab import models
-from shardlab.models.weights import check_weights, materialize, open_weights, read
+from shardlab.models.weights import check_weights, materialize, open_weights
 from shardlab.parallel import parallelize
 from shardlab.patches import deepspeed_startup
 from shardlab.runtime import batch_norm, optimizers
@@ -143,7 +143,7 @@ class ZeroEngine(Engine):
         with open_weights(weights) as file, torch.no_grad():
             check_weights(file, self.meta_state_dict, weights, whole=True)
             for name, value in models.state(model).items():
-                whole = read(file, name, self.meta_state_dict[name])
+                whole = file.get_tensor(name)
                 if not isinstance(value, nn.Parameter):
                     value.copy_(whole)
                     continue

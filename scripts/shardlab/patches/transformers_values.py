@@ -1,4 +1,4 @@
-"""The transformers library's models where tensors have no values; what it does not say of a file of weights."""
+"""The transformers library's models where tensors have no values."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,21 +25,4 @@ def without_values(*, packed: bool = False) -> Iterator[None]:
             stack.enter_context(mock.patch(name, return_value=None))
         stack.enter_context(mock.patch.object(moe.ExpertsInterface, "get_interface", grouped))
         stack.enter_context(mock.patch.object(moe, "_can_use_grouped_mm", return_value=False))
-        yield
-
-
-@contextmanager
-def unexpected_weights(found: set[str]) -> Iterator[None]:
-    """Add the names of all weights of a file that its model does not have, also those that the library's report leaves
-    out.
-    """
-    from transformers import PreTrainedModel
-
-    adjust = PreTrainedModel._adjust_missing_and_unexpected_keys
-
-    def noted(model: Any, info: Any) -> None:
-        found.update(info.unexpected_keys)
-        adjust(model, info)
-
-    with mock.patch.object(PreTrainedModel, "_adjust_missing_and_unexpected_keys", noted):
         yield

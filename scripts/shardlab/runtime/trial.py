@@ -29,10 +29,8 @@ def find_properties(run: Run, task: Task, model: nn.Module) -> dict[str, list[st
     Raises:
         UserError: the model returns something else than tasks take.
     """
-    blocks = contents.blocks_of(run, model)
-    blocks = [block for block in blocks if block not in contents.shared_outside(model, blocks)]
     passes = []
-    with _restored(model), statistics_kept(model), contents.read_outside(model, blocks) as outside:
+    with _restored(model), statistics_kept(model):
         drawn, tensors = _generators(task.device), _tensors(model)
         attributes: dict[str, Any] = {}
         for number in range(PASSES):
@@ -48,7 +46,7 @@ def find_properties(run: Run, task: Task, model: nn.Module) -> dict[str, list[st
             random = contents.dropouts(model, run.model.args)
             random = random or ["in its forward"] * _is_random(task, model)
     never = set.intersection(*passes)
-    properties = {"changing": changing, "outside": outside, "unused": never}
+    properties = {"changing": changing, "unused": never}
     properties |= {"unused_sometimes": set.union(*passes) - never, "random": random}
     return {key: sorted(names) for key, names in properties.items() if names}
 

@@ -105,10 +105,6 @@ RULES = {
             "persistent buffers",
         ),
     ),
-    "kept": Rule(
-        "parameters kept in a list, tuple or dictionary of Python",
-        dict.fromkeys(EVERY, "engines replace them; keep them in an nn.ParameterList or nn.ParameterDict"),
-    ),
     "hooked": Rule(
         "hooks on parameters",
         dict.fromkeys(EVERY, "engines replace parameters with their hooks; compute it in forward"),
@@ -120,10 +116,6 @@ RULES = {
     "changing": Rule(
         "values that a forward pass writes, besides the statistics of batch norm",
         dict.fromkeys(EVERY, "ranks and micro-batches would each have their own; compute these from the inputs"),
-    ),
-    "outside": Rule(
-        "parameters of a module of `blocks` that are used outside of its forward",
-        {"fsdp": "FSDP gathers them only there; leave the module out of `blocks`, or leave out FSDP"},
     ),
     "unused": Rule(
         "parameters that the loss never depends on",

@@ -19,7 +19,7 @@ OF_TOKENS = re.compile(
 """Keys of a model's config.json that decide which tokens it takes."""
 TEXT_TASKS = (*CAUSAL, "summarization")
 """Tasks whose data is encoded by the model's own tokenizer."""
-EXPORTED = ("llama", "vit", "moe")
+EXPORTED = ("llama", "moe")
 """The project's models that have a counterpart in transformers."""
 PROOFS, OF, REFUSED = "proofs.json", "of", "refused"
 """File of what proofs at tiny sizes (proof/) found of a workload, and its keys: what they are of (``of_proofs``), and

@@ -83,7 +83,7 @@ class Checkpointer:
             "optimizer": self.engine.optimizer_state(to_write=True),
         }
         tensors = {
-            f"{kind}/{name}": weights.on_disk(weights.in_one_piece(value))
+            f"{kind}/{name}": weights.in_one_piece(value)
             for kind, state in kinds.items()
             for name, value in state.items()
         }

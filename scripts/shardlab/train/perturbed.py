@@ -25,8 +25,8 @@ def _moved(run: Run, path: Path, layout: dict[str, Tensor], number: int) -> Iter
     generator = torch.Generator().manual_seed(number)
     weights_dtype = getattr(torch, run.recipe.dtype)
     with weights.open_weights(path) as file:
-        for name, like in layout.items():
-            value = weights.read(file, name, like)
+        for name in layout:
+            value = file.get_tensor(name)
             if value.is_floating_point() or value.is_complex():
                 precise = torch.finfo(value.dtype).eps < torch.finfo(weights_dtype).eps
                 rounding = torch.finfo(value.dtype).eps / 2 if precise else PRECISIONS[run.recipe.arithmetic].rounding

@@ -9,7 +9,7 @@ from torch import Tensor
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import link
-from shardlab.models.weights import assign, in_one_piece, on_disk
+from shardlab.models.weights import assign, in_one_piece
 from shardlab.records import manifest
 from shardlab.records.manifest import Manifest
 from shardlab.runtime.batches import Steps
@@ -170,7 +170,7 @@ def _load(folder: Path, kind: str, tensors: dict[str, Tensor], world: World) -> 
     reader = HuggingFaceStorageReader(str(folder / "shards"))
     try:
         pieces = {name: in_one_piece(value) for name, value in tensors.items()}
-        named = {f"{kind}/{name}": on_disk(value) for name, value in pieces.items()}
+        named = {f"{kind}/{name}": value for name, value in pieces.items()}
         load(named, storage_reader=reader, no_dist=world.size == 1)
         for name, value in tensors.items():
             if pieces[name] is not value:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
-from shardlab.data.samples import Located, Samples
+from shardlab.data import Located, Samples
 from shardlab.data.text import Text, checked_text, model_encoder, trained
 from shardlab.errors import UserError
 from shardlab.settings import registry

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from shardlab.data import Samples
 from shardlab.data.chat import Chat
 from shardlab.data.encoders import Arrays, parts_of, sized
-from shardlab.data.samples import Samples
 from shardlab.data.text import Text, checked_text
 from shardlab.errors import UserError
 from shardlab.settings.types import DataSet

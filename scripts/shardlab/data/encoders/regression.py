@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardlab.data import Samples
 from shardlab.data.encoders import Arrays, parts_of, sized
-from shardlab.data.samples import Samples
 from shardlab.data.text import Text
 from shardlab.settings.types import DataSet
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from shardlab.data import Samples
 from shardlab.data.encoders import Arrays, parts_of, sized
-from shardlab.data.samples import Samples
 from shardlab.data.text import Text, checked_text
 from shardlab.settings.types import DataSet
 
