@@ -280,9 +280,13 @@ def test_a_key_of_a_workload_is_one_of_the_file(tmp_path):
 
 
 def test_a_size_of_pictures_is_a_key_of_models_that_have_one(tmp_path):
-    for kind in ("resnet", "clip"):
+    for kind in ("resnet", "clip", "textnet"):
         CONFIG_MAPPING[kind]().save_pretrained(tmp_path / kind)
     _transformers.check("classification", str(tmp_path / "resnet"), {"classes": 5, "image_size": 32})
+    with torch.device("meta"):
+        model = _transformers.create("classification", str(tmp_path / "resnet"), {}, pretrained=False)
+    assert model.obstacles() == [], "stages that change the number of channels"
+    _transformers.check("classification", str(tmp_path / "textnet"), {"channels": 1})  # stem_num_channels there
     with pytest.raises(UserError, match="CLIPConfig takes no key image_size"):  # its parts have
         _transformers.check("classification", str(tmp_path / "clip"), {"classes": 5, "image_size": 32})
 

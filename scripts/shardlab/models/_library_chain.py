@@ -232,19 +232,37 @@ class _Calls:
         self.calls: list[_Call] = []
         self.more = more
 
+    def layer(self, number: int, like: nn.Module, *, of_pictures: bool) -> nn.Module:
+        """Return what stands for a layer; one ``of_pictures`` may change their size, so it runs, on fake tensors."""
+        layer = _Noted(self, number)
+        vars(layer).update(_facts(like), runs=copy.deepcopy(like).eval() if of_pictures else None)
+        return layer
+
 
 class _Noted(Absent):
-    def __init__(self, noted: _Calls, number: int, like: nn.Module) -> None:
+    def __init__(self, noted: _Calls, number: int) -> None:
         super().__init__()
         self.noted, self.number = noted, number
-        vars(self).update(_facts(like))
 
     def forward(self, *args: Any, **named: Any) -> Any:
         states = _states(args, named)
-        result = torch.empty_like(states, requires_grad=states.is_floating_point())
+        result = torch.empty_like(self._result(states, args, named), requires_grad=states.is_floating_point())
         others = {f"argument {place}": value for place, value in enumerate(args)} | named
         self.noted.calls.append(_Call(self.number, states, others, result))
         return _as_result(result, self.noted.more)
+
+    def _result(self, states: Tensor, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+        """Return a tensor of the result's shape: that of the states, if the layer does not run or returns others."""
+        runs: Any = vars(self)["runs"]
+        if runs is None:
+            return states
+        try:
+            allocate(runs, torch.device("cpu"))
+            found = runs(*args, **named)
+        except Exception:  # whatever the library reads of fake values
+            return states
+        found = found[0] if isinstance(found, tuple) else found
+        return found if isinstance(found, Tensor) else states
 
 
 def _as_result(states: Any, more: int | None) -> Any:
@@ -268,7 +286,8 @@ def _facts(layer: nn.Module) -> dict[str, Any]:
 def _with_layers(model: Any, noted: _Calls) -> Any:
     """Return a copy of a model whose layers do nothing but note their calls."""
     layers = model.get_submodule(model.layers_name)
-    memo: Any = {id(layer): _Noted(noted, number, layer) for number, layer in enumerate(layers)}
+    of_pictures = model.main_input_name == "pixel_values"
+    memo: Any = {id(layer): noted.layer(number, layer, of_pictures=of_pictures) for number, layer in enumerate(layers)}
     return copy.deepcopy(model, memo)
 
 
@@ -353,7 +372,13 @@ def example(model: Any) -> Tensor:
     own = next((each for each in (config, getattr(config, "vision_config", None)) if hasattr(each, "image_size")), None)
     size = getattr(own, "image_size", PICTURE)
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    return torch.zeros(SHAPE[0], getattr(own or config, "num_channels", CHANNELS), height, width)
+    key = key_of_channels(functools.partial(hasattr, own or config))
+    return torch.zeros(SHAPE[0], getattr(own or config, key) if key else CHANNELS, height, width)
+
+
+def key_of_channels(has: Callable[[str], bool]) -> str | None:
+    """Return the key of a configuration with the channels of pictures; of some types it is that of the first layer."""
+    return next(filter(has, ("num_channels", "stem_num_channels")), None)
 
 
 def _between(calls: list[_Call], layers: int) -> Iterator[str]:

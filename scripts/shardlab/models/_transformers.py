@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from shardlab.errors import UserError
 from shardlab.files import COMMAND
-from shardlab.models._library_chain import as_chain, example, on_fake_tensors
+from shardlab.models._library_chain import as_chain, example, key_of_channels, on_fake_tensors
 from shardlab.models._positions import Largest, follow
 from shardlab.models._sequence import largest_of
 from shardlab.models.declared import layer_lists
@@ -356,7 +356,8 @@ def _has_head(folder: Path) -> bool:
 
 def _theirs(args: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
     """Return ``args`` by the library's names; some configurations have a picture's two sides."""
-    found = {OURS.get(key, key): value for key, value in args.items()}
+    ours = OURS | {"channels": key_of_channels(partial(hasattr, config)) or OURS["channels"]}
+    found = {ours.get(key, key): value for key, value in args.items()}
     own = getattr(config, "image_size", None)
     if isinstance(own, list | tuple) and isinstance(found.get("image_size"), int):
         found["image_size"] = [found["image_size"]] * len(own)
