@@ -7,6 +7,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from inspect import getsource
 from typing import Any, cast
@@ -20,6 +21,7 @@ from shardlab.models import build, matching, without_numbers
 from shardlab.models._chain import Chain
 from shardlab.models.declared import COPIED, layer_lists, split_unevenly
 from shardlab.models.weights import names_of_each
+from shardlab.patches.torch_internals import attributes_read
 from shardlab.settings.model_rules import SHOWN, check_properties, notes, refusal, techniques
 from shardlab.settings.types import Run
 
@@ -217,6 +219,28 @@ def reached(loss: Tensor) -> set[int]:
             found.add(id(variable))
         waiting += [following for following, _ in node.next_functions]
     return found
+
+
+@contextmanager
+def read_outside(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[set[str]]:
+    """Yield a set that collects the parameters of blocks that are read while the block's forward does not run."""
+    found: set[str] = set()
+    names = {id(value): name for name, value in model.named_parameters()}
+    owners = {id(value): block for block in blocks for value in block.parameters()}
+    running: list[nn.Module] = []
+
+    def note(value: Any) -> None:
+        if isinstance(value, nn.Parameter) and id(value) in owners and owners[id(value)] not in running:
+            found.add(names[id(value)])
+
+    hooks: list[Any] = []
+    for block in {*owners.values()}:
+        hooks.append(block.register_forward_pre_hook(lambda module, _: running.append(module), prepend=True))
+        hooks.append(block.register_forward_hook(lambda module, *_: running.remove(module), always_call=True))
+    with attributes_read(note):
+        yield found
+    for hook in hooks:
+        hook.remove()
 
 
 def check_outputs(run: Run, outputs: Any) -> None:

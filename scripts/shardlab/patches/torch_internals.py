@@ -34,6 +34,19 @@ def parameters_on_meta() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def attributes_read(note: Callable[[Any], None]) -> Iterator[None]:
+    """Call ``note`` with each parameter, buffer or submodule that is read from a module, for which there is no hook."""
+    get = nn.Module.__getattr__
+
+    def noted(module: nn.Module, name: str) -> Any:
+        note(value := get(module, name))
+        return value
+
+    with mock.patch.object(nn.Module, "__getattr__", noted):
+        yield
+
+
 def around_forward(module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Wrap a module's forward in a new class: on the object, DataParallel's replicas would share it, bound to
     the first device's weights. The weights keep their names.

@@ -29,8 +29,10 @@ def find_properties(run: Run, task: Task, model: nn.Module) -> dict[str, list[st
     Raises:
         UserError: the model returns something else than tasks take.
     """
+    blocks = contents.blocks_of(run, model)
+    blocks = [block for block in blocks if block not in contents.shared_outside(model, blocks)]
     passes = []
-    with _restored(model), statistics_kept(model):
+    with _restored(model), statistics_kept(model), contents.read_outside(model, blocks) as outside:
         drawn, tensors = _generators(task.device), _tensors(model)
         attributes: dict[str, Any] = {}
         for number in range(PASSES):
@@ -46,7 +48,7 @@ def find_properties(run: Run, task: Task, model: nn.Module) -> dict[str, list[st
             random = contents.dropouts(model, run.model.args)
             random = random or ["in its forward"] * _is_random(task, model)
     never = set.intersection(*passes)
-    properties = {"changing": changing, "unused": never}
+    properties = {"changing": changing, "outside": outside, "unused": never}
     properties |= {"unused_sometimes": set.union(*passes) - never, "random": random}
     return {key: sorted(names) for key, names in properties.items() if names}
 

@@ -117,6 +117,10 @@ RULES = {
         "values that a forward pass writes, besides the statistics of batch norm",
         dict.fromkeys(EVERY, "ranks and micro-batches would each have their own; compute these from the inputs"),
     ),
+    "outside": Rule(
+        "parameters of a module of `blocks` that are used outside of its forward",
+        {"fsdp": "FSDP gathers them only there; leave the module out of `blocks`, or leave out FSDP"},
+    ),
     "unused": Rule(
         "parameters that the loss never depends on",
         {"ddp": f"{FIND}, or {FREEZE}"} | dict.fromkeys(ZERO, f"DeepSpeed would decay them; {FREEZE}"),
