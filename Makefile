@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: help try run run-examples matrix setup test test-cluster test-all test-long mutants faults lint docs site pictures envs zoo bench check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help try run run-examples matrix setup test test-cluster test-all test-long mutants lint docs site pictures envs zoo bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 # List what can be made.
@@ -67,11 +67,6 @@ test-long: .venv/dev
 # Put faults into copies of the code: which test catches each.
 mutants: .venv/dev
 	$(BIN)/python tests/mutants
-
-# Reproduce published silent faults: what sees each.
-# Writes docs/evidence.md.
-faults: .venv/dev
-	$(BIN)/python benchmarks/silent_faults.py
 
 # Run ruff, codespell, snakefmt, mypy and snakemake --lint.
 # Checks also that generated files are up to date.
