@@ -85,8 +85,6 @@ def generated(summary: Path | None) -> dict[Path, str]:
         "edits": edits_table(),
     }
     files[settings] = fill(settings, blocks)
-    evidence = ROOT / "docs/evidence.md"
-    files[evidence] = fill(evidence, {"interruptions": interruptions(ROOT / "tests/faults.json")})
     own = ROOT / "docs/your-own.md"
     files[own] = fill(own, {"contents": model_rules.listed()})
     page = ROOT / "docs/results.md"
@@ -196,14 +194,6 @@ def general(reason: str, strategy: str, workload: str) -> str:
         if name not in mesh.AXES:
             reason = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", word, reason)
     return reason
-
-
-def interruptions(path: Path) -> str:
-    """Format a Markdown table of the faults that runs of the tests survived."""
-    columns = {"fault": "fault", "steps lost": "lost_steps", "seconds to resume": "seconds", "ends equal": "equal"}
-    lines = [[*columns], ["---"] * len(columns)]
-    lines += [[str(row[key]) for key in columns.values()] for row in json.loads(path.read_text(encoding="utf-8"))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def fill(path: Path, blocks: dict[str, str]) -> str:

@@ -6,7 +6,6 @@ import subprocess
 
 import pytest
 
-from helpers import faults
 from helpers.common import HARD_NAME, ROOT, Tree, write_tiny_data
 
 CLUSTER = "tests/cluster"
@@ -14,7 +13,6 @@ CLUSTER = "tests/cluster"
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="also run the tests marked long")
-    parser.addoption("--record-faults", action="store_true", help="write what runs survived to tests/faults.json")
 
 
 def pytest_configure():
@@ -42,11 +40,6 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.skip(reason="the long form: make test-long"))
-
-
-def pytest_sessionfinish(session):
-    if session.config.getoption("--record-faults"):
-        faults.write()
 
 
 @pytest.fixture(scope="session")

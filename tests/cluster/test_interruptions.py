@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import cluster
-from helpers.faults import cost, survived
 from login import now, queue, sacct, snakemake, steps, training_job, until
 from shardlab.runs.slurm_reattach import name_of
 
@@ -19,16 +18,6 @@ STEPS = 400
 CONFIG = ["nodes=2", "ranks_per_node=1", f"recipe={{epochs: 100, max_steps: {STEPS}, checkpoint_interval_steps: 50}}"]
 TARGET = f"results/{RUN}.done"
 FOLLOWED = "of an earlier call; following it"
-ENDED = {
-    "Slurm: warning before a time limit": "SIGUSR1 to shardlab launch",
-    "Slurm: preemption": "a job on a partition with a higher tier",
-    "Slurm: a node lost, while a new call follows its job": "SIGKILL to all processes of a node",
-}
-"""What ended the first attempts, and how that was done."""
-ENDED_NOTHING = {
-    "driver on the login node killed": "SIGKILL to Snakemake",
-    "link between two nodes cut for 5 s": "ip link set down, up",
-}
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +113,3 @@ def test_ends_equal(struck):
     alone = learner.json(f"results/{RUN}/train.json")
     assert alone["weights"] == report["weights"]
     assert len(alone["attempts"]) == 1, "a forced run begins anew"
-    for number, (fault, injected) in enumerate(ENDED.items()):
-        if number + 1 == len(report["attempts"]):
-            break  # of the long form
-        survived(fault, injected, *cost(report["attempts"], number), layer="cluster")
-    for fault, injected in ENDED_NOTHING.items():
-        survived(fault, injected, 0, 0, layer="cluster")

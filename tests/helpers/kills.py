@@ -17,13 +17,11 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from helpers.common import ROOT, save_initial, tiny_run
-from helpers.faults import cost
 from shardlab import data as data_sets
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.files import write_json
 from shardlab.runs import commands, forkserver
-from shardlab.runs.attempts import history
 
 MARK = "SHARDLAB_TRIAL"
 """Environment variable by which all processes of a trial are found, whoever their parent is by now."""
@@ -69,12 +67,6 @@ class Kill:
     signal: str
     at: str
     reached: int
-    attempt: int
-    """Which one, from 0; -1 before the first one was noted."""
-    lost: int = 0
-    """Steps that were taken again."""
-    seconds: float = 0
-    """From the next start to the next step."""
 
 
 class Trial:
@@ -197,7 +189,7 @@ def kill_once(trial, chance):
     assert number != signal.SIGKILL or trial.last() == step_then, "something trained on two seconds after the kill"
     child.wait()
     at = f"step {step}" if step is not None else f"{time.monotonic() - started:.1f} s"
-    return Kill(trial.strategy, role, number.name, at, trial.last() + 1, len(attempts(trial.folder)) - 1)
+    return Kill(trial.strategy, role, number.name, at, trial.last() + 1)
 
 
 def soak(folder, kills, seed, report=print):
@@ -218,8 +210,6 @@ def soak(folder, kills, seed, report=print):
                     kills_of_it.append(killed)
             end_well(trial, expected[strategy])
             for killed in kills_of_it:
-                if killed.attempt >= 0:
-                    killed.lost, killed.seconds = cost(attempts(trial.folder), killed.attempt)
                 done.append(killed)
                 report(f"{len(done)}: {killed}")
         finally:
@@ -239,11 +229,6 @@ def end_well(trial, expected):
     assert all((weights(trial)[name] == value).all() for name, value in expected.items()), log
     assert trial.ended_within(2)
     assert not [*trial.temporary.iterdir()], "a run leaves nothing in the temporary folder"
-
-
-def attempts(folder):
-    """The attempts at a run, as dictionaries."""
-    return [attempt.model_dump() for attempt in history(folder)]
 
 
 def weights(trial):
