@@ -35,7 +35,6 @@ CHECKS = {
     "repeat; or another loss of the same outputs.",
     "clip": "The limit of the clipping, its type of norm, and where the trainer, or the engine's own configuration, "
     "sets them.",
-    "clip of each block": "Clipping after each micro-batch, or on each rank before the reduction.",
     "no clipping": "Whether gradients are clipped, and the optimizer gets them.",
     "norm of some": "Over which shards and ranks the norm for clipping is taken.",
     "norm with a factor": "What the norm of the gradients is multiplied or divided by.",

@@ -126,7 +126,6 @@ def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
 def _formulas(sums: _Sums) -> Iterator[Formula]:
     partitions = [*_partitions(sums.view, sums.samples)]
     for partition in partitions:
-        yield from _clip_of_each(sums, partition)
         yield from _means(sums, partition)
     for partition in sorted(partitions, key=lambda each: len(each.blocks)):
         if fit := sums.solve(sums.blocks(partition)):
@@ -232,33 +231,6 @@ def _of_samples(sums: _Sums, fit: Fit) -> Iterator[Formula]:
         text += f"; the others {number(once)} times" * (abs(once - 1) > near)
     shown = "gradient = sum over the samples of a weight x their part of the reference's"
     yield Formula("weights of samples", text, shown, fit, _table(samples, weights, None))
-
-
-def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
-    """The norm is clipped after each block: g = clip(g + its part), or clip(each part) before their mean."""
-    view, samples = sums.view, sums.samples
-    stated = [capture.shown(view.step).get("max_grad_norm") for capture in view.pair.captures]
-    limits = {float(each) for each in stated if each}
-    if any(name in samples.indexed for name in samples.names):
-        return  # norms are of whole gradients
-    parts = sums.blocks(partition)
-
-    def clip(value: Tensor) -> Tensor:
-        return value * min(1.0, limit / (float(value.norm()) + 1e-6))
-
-    for limit in limits:
-        last = total = torch.zeros_like(parts[0])
-        for part in parts:
-            last = total + part
-            total = clip(last)
-        mean = torch.stack([clip(len(parts) * part) for part in parts]).mean(0)
-        after = f"after each {partition.kind}"  # written before the last clipping, or after it
-        of_each = f"of each {partition.kind} before the reduction"
-        for predicted, text in ((last, after), (total, after), (mean, of_each)):
-            if fit := sums.fit(predicted, []):
-                clipped = f"to a norm of {limit:g} {text}"
-                yield Formula("clip of each block", clipped, f"the norm is clipped {text}", fit)
-                return
 
 
 def _label(block: object) -> str:

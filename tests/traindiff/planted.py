@@ -83,8 +83,6 @@ def train(folder, own=None, optimizer=adamw, clip=clip_grad_norm_, limit=None, m
             if hooks.get("samples"):
                 dumped.samples(losses, targets=TARGETS[which] if hooks["samples"] == "targets" else None)
             losses.sum().backward()
-            if "each_micro" in hooks:
-                hooks["each_micro"](own)
         if limit:
             clip(own.parameters(), limit)
         optimizer.step()
@@ -201,12 +199,6 @@ ONE = {
     "clipped by hand in float64": {"clip": by_hand, "limit": CLIP}
     | against("reference", "gradient; clip: to a norm of 0.2 as the reference, by its own code"),
     "clips later by PyTorch": {"limit": 0.33} | against("plain", "optimizer state; clip: to a norm of 0.33"),
-    "each micro-batch clips": {
-        "micros": 2,
-        "each_micro": lambda own: clip_grad_norm_(own.parameters(), CLIP),
-        "limit": CLIP,
-    }
-    | against("reference", "gradient; clip of each block: to a norm of 0.2 after each micro-batch"),
     "gradients not cleared": {"cleared": False}
     | against("plain", "gradient; previous gradient: 1 times that of step 0 is added"),
     "decay in the gradient": {"optimizer": lambda p: torch.optim.Adam(p, RATE, weight_decay=0.1)}
@@ -249,8 +241,7 @@ RANKS = {
     | against("plain", "gradient; not reduced: only rank 0 of 2 counts, 2 times"),
     "last micro-batch not reduced": {**DDP, "micros": 2, "before_forward": synced(0)}
     | against("plain", "gradient; not reduced: micro-batch 1 of 2"),
-    "each rank clips": {"clip": each_rank, "limit": CLIP}
-    | against("reference", "gradient; clip of each block: to a norm of 0.2 of each rank before the reduction"),
+    "each rank clips": {"clip": each_rank, "limit": CLIP} | against("reference", "gradient; weights of blocks: "),
     "the same samples": {**DDP, "rows": lambda step, **_: rows(step, rank=0)}
     | against("plain", "samples; other samples: ranks 0-1 read the same ones; not read: "),
 }
