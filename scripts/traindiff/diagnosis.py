@@ -238,7 +238,7 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
         found.append("Gradients and updates of this step, where they are compared, are equal: the loss alone differs.")
     found += sample_weights.disagreements(pair, max(stage.step, 0))
     if not causes and stage.kind == "gradient" and not pair.reference.tensors(f"step{stage.step}/samples"):
-        found.append("`dumped.samples(losses)` in the reference, before `backward()`, would show each sample's weight.")
+        found.append("`dumped.samples(losses)` in the reference would show the weights of ranks and micro-batches.")
     is_finite = all(math.isfinite(row.difference) for row in stage.wrong)
     if not causes and is_finite and stage.kind in TENSORS and view.limit(LIMITS) > LIMITS["F64"]:
         found.append("With both trainings in float64, or with a twin (--twin), rounding would be told apart.")

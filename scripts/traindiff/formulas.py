@@ -31,8 +31,6 @@ CHECKS = {
     "has a loss of 0.",
     "means of blocks": "What each rank or micro-batch divides its loss by: its own number, where numbers differ.",
     "weights of blocks": "What multiplies or clips the loss, or the gradient, of these ranks or micro-batches.",
-    "weights of samples": "Weights of samples or classes, targets that are ignored, rows that fill up a batch or "
-    "repeat; or another loss of the same outputs.",
     "clip": "The limit of the clipping, its type of norm, and where the trainer, or the engine's own configuration, "
     "sets them.",
     "no clipping": "Whether gradients are clipped, and the optimizer gets them.",

@@ -5,7 +5,6 @@ sum is the reference's gradient, in which each counts once.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -19,8 +18,6 @@ SINGULAR = {"F64": 1e-10, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
 """Below this part of the largest singular value, gradients are not independent."""
 LISTED = 16
 """Most weights in a table."""
-MORE = 4
-"""How often a sample is looked for."""
 PLURALS = {"micro-batch": "micro-batches", "rank's micro-batch": "ranks' micro-batches"}
 
 
@@ -53,8 +50,6 @@ class _Sums:
     rows: Tensor
     """(samples, values), in the order of ``samples.taken``."""
     actual: Tensor
-    ambient: int
-    """Number of independent gradients that are known of this model: a fit of as many unknowns explains everything."""
 
     def fit(self, predicted: Tensor, unknowns: list[float]) -> Fit | None:
         """Return a fit if this is the other training's gradient, up to rounding."""
@@ -69,7 +64,7 @@ class _Sums:
 
     def solve(self, matrix: Tensor) -> Fit | None:
         """Return the fit of the gradient by the rows of a matrix, if it holds and says more than its unknowns."""
-        if len(matrix) >= self.ambient or matrix.shape[1] <= len(matrix):
+        if matrix.shape[1] <= len(matrix):
             return None
         weights = least_squares(matrix.T, self.actual, self.view.limit(SINGULAR))
         return None if weights is None else self.fit(weights @ matrix, weights.tolist())
@@ -101,26 +96,14 @@ def explain(view: View) -> list[Formula]:
 
 
 def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
-    def column(side: int, step: int) -> Tensor:
-        capture = view.pair.captures[side]
-        read = view.pair.gradients(capture, f"step{step}/gradients")
-        return torch.cat([samples.kept(name, read(name)) for name in names])
-
-    def has(step: int) -> bool:
-        file = view.pair.reference.tensors(f"step{step}/gradients")
-        return all(name in file for name in names)
-
     rows = torch.cat([samples[name] for name in names], 1)
-    actual, expected = column(0, view.step), column(1, view.step)
+    reads = [view.pair.gradients(capture, f"step{view.step}/gradients") for capture in view.pair.captures]
+    actual, expected = (torch.cat([samples.kept(name, read(name)) for name in names]) for read in reads)
     if not all(bool(torch.isfinite(each).all()) for each in (rows, actual, expected)):
         return None
     if float((rows.sum(0) - expected).norm()) > view.limit(ROUNDING) * float(expected.norm()):
         return None
-    more = [column(1, step) for step in view.pair.reference.steps if step != view.step and has(step)]
-    known_rows = torch.cat([rows, *(each[None] for each in more)])
-    known_rows = known_rows / known_rows.norm(dim=1, keepdim=True).clamp(min=1e-300)
-    values = torch.linalg.svdvals(known_rows)
-    return _Sums(view, samples, names, rows, actual, int((values > view.limit(SINGULAR) * values[0]).sum()))
+    return _Sums(view, samples, names, rows, actual)
 
 
 def _formulas(sums: _Sums) -> Iterator[Formula]:
@@ -133,8 +116,6 @@ def _formulas(sums: _Sums) -> Iterator[Formula]:
             break
     by_sample = Partition("sample", tuple(range(len(sums.samples))))
     yield from _means(sums, by_sample)
-    if fit := sums.solve(sums.rows):
-        yield from _of_samples(sums, fit)
 
 
 def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
@@ -216,36 +197,19 @@ def _unreduced(weights: dict[object, float]) -> str:
     return f"micro-batch{'es' * (len(own) > 1)} {listed(map(str, own), 8)} of {len(micros)}"
 
 
-def _of_samples(sums: _Sums, fit: Fit) -> Iterator[Formula]:
-    """Each sample has a weight of its own: some count several times, or not at all."""
-    samples, near, weights = sums.samples, 100 * sums.view.near, fit.solved
-    if max(weights) - min(weights) <= near * max(map(abs, weights)):
-        return
-    text, once = f"from {min(weights):.4g} to {max(weights):.4g} times the reference's", median(weights)
-    times = [round(weight / once) if once > near else -1 for weight in weights]
-    if max(times) <= MORE and min(times) >= 0 and sums.fit(once * torch.tensor(times).double() @ sums.rows, []):
-        places = {0: " (the step's first)", len(times) - 1: " (the step's last)"}
-        named = [samples.label(row) + places.get(row, "") for row in range(len(times))]
-        counts = {count: [n for n, each in zip(named, times, strict=True) if each == count] for count in {*times} - {1}}
-        text = "; ".join(f"{count} times {listed(names, 8)}" for count, names in sorted(counts.items()))
-        text += f"; the others {number(once)} times" * (abs(once - 1) > near)
-    shown = "gradient = sum over the samples of a weight x their part of the reference's"
-    yield Formula("weights of samples", text, shown, fit, _table(samples, weights, None))
-
-
 def _label(block: object) -> str:
     return "/".join(map(str, block)) if isinstance(block, tuple) else str(block)
 
 
-def _table(samples: Samples, weights: list[float], partition: Partition | None) -> list[str]:
+def _table(samples: Samples, weights: list[float], partition: Partition) -> list[str]:
     """Return a table of the weights of the samples."""
     most = max(map(abs, weights))
-    head = ["sample", *["targets"] * bool(samples.targets), *([partition.kind] if partition else []), "weight"]
+    head = ["sample", *["targets"] * bool(samples.targets), partition.kind, "weight"]
     rows = [
         [
             samples.label(row),
             *map(str, samples.targets[row : row + 1]),
-            *([_label(partition.labels[row])] if partition else []),
+            _label(partition.labels[row]),
             f"{weight if abs(weight) > 1e-6 * most else 0.0:.6g}",
         ]
         for row, weight in enumerate(weights)
