@@ -23,8 +23,6 @@ CHECKS = {
     "no gradient": "Parameters that are frozen, detached, or cleared before the step.",
     "zero": "What sets these tensors, or does not.",
     "previous gradient": "zero_grad() after each step, and what is kept between steps.",
-    "decay": "Weight decay: which parameters have it, how much, and whether it is added to the gradient (Adam) or "
-    "to the update (AdamW).",
     "not reduced": "Whether gradients are reduced over the ranks, after the last micro-batch (no_sync, "
     "require_backward_grad_sync, set_requires_gradient_sync).",
     "lost blocks": "Whether gradients are cleared between micro-batches, those of all ranks are averaged, and none "
@@ -188,16 +186,6 @@ def _previous(view: View) -> Iterator[Formula]:
             return
 
 
-def _decay(view: View) -> Iterator[Formula]:
-    """x' = x + k w, of all tensors that differ with one k."""
-    names = view.names
-    if not (fit := view.solve(names, [view.before])):
-        return
-    text = f"{number(fit.solved[0])} times the weights of "
-    text += "all parameters" if view.is_whole else listed(name.split("//")[0] for name in names)
-    yield Formula("decay", text, f"{view.stage.kind} = the reference's + k x the weights before the step", fit)
-
-
 # The optimizer
 
 
@@ -209,8 +197,8 @@ def _keys(names: Iterable[str]) -> list[str]:
     return [*dict.fromkeys(map(_key, names))]
 
 
-def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, tuple[float, float, float]] | None:
-    """Return the fit and (a, b, d) of a kind of moments: m = a m before + b g + d w (of squares: of g^2)."""
+def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, tuple[float, float]] | None:
+    """Return the fit and (a, b) of a kind of moments: m = a m before + b g (of squares: of g^2)."""
     gradient = view.gradients
     before = view.pair.reference.tensors(f"step{view.step - 1}/optimizer")
     if gradient is None:
@@ -218,11 +206,10 @@ def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, 
     has_before = all(name in before for name in names)
     terms: list[Read] = [lambda name: before[name].double()] * has_before
     terms.append(lambda name: gradient(name) ** (2 if key.endswith("_sq") else 1))
-    for more in ([], [view.before]):  # decay that is added to the gradient
-        if (not more or not key.endswith("_sq")) and (fit := view.solve(names, [*terms, *more], of)):
-            a, b, d = [0.0] * (not has_before) + fit.solved + [0.0] * (not more)
-            return fit, (a, b, d)
-    return None
+    if not (fit := view.solve(names, terms, of)):
+        return None
+    a, b = [0.0] * (not has_before) + fit.solved
+    return fit, (a, b)
 
 
 def _moments(view: View) -> Iterator[Formula]:
@@ -241,10 +228,8 @@ def _moments(view: View) -> Iterator[Formula]:
     solved = [each for one in fits for each in one.solved]
     fit = Fit(solved, max(f.left for f in fits), sum(f.values for f in fits), sum(f.tensors for f in fits))
     shown = "; ".join(
-        f"{key} = {coefficient(a)} x that before + {coefficient(b)} x g"
-        + "^2" * key.endswith("_sq")
-        + f" + {coefficient(d)} x w" * bool(d)
-        for key, (a, b, d) in own.items()
+        f"{key} = {coefficient(a)} x that before + {coefficient(b)} x g" + "^2" * key.endswith("_sq")
+        for key, (a, b) in own.items()
     )
     if not usual.keys() >= own.keys():
         counted = view.pair.reference.shown(view.step).get("optimizer_steps")
@@ -255,22 +240,20 @@ def _moments(view: View) -> Iterator[Formula]:
             yield Formula("moments lost", "they begin with this step's gradient", shown, fit)
         return
     # Moments that do not differ are those of a factor of 1.
-    times = [abs(b / usual[key][1]) ** (0.5 if key.endswith("_sq") else 1) for key, (_, b, _) in own.items()]
+    times = [abs(b / usual[key][1]) ** (0.5 if key.endswith("_sq") else 1) for key, (_, b) in own.items()]
     times += [1.0] * (len(usual) - len(own))
-    same = all(b / usual[key][1] >= 0 and abs(a - usual[key][0]) <= 10 * view.near for key, (a, b, _) in own.items())
-    decays = all(view.same(d, usual[key][2], 100) for key, (*_, d) in own.items())
+    same = all(b / usual[key][1] >= 0 and abs(a - usual[key][0]) <= 10 * view.near for key, (a, b) in own.items())
     by_factor = (
         same
-        and decays
         and all(view.same(each, times[0], 3) for each in times)
         and not any(key in COEFFICIENTS for key, _ in different_settings(view))
     )
     if by_factor:
         equation = f"gradient in the optimizer = {coefficient(times[0])} x the reference's"
         yield of_gradient(view, times[0], replace(fit, solved=times[:1]), equation)
-    if decays and not (by_factor and len(usual) > 1):
+    if not (by_factor and len(usual) > 1):
         text = "; ".join(
-            f"{key}: {', not '.join(f'{a:.6g} and {b:.6g}' for a, b, _ in (own[key], usual[key]))}" for key in own
+            f"{key}: {', not '.join(f'{a:.6g} and {b:.6g}' for a, b in (own[key], usual[key]))}" for key in own
         )
         yield Formula("coefficients of moments", text, shown, fit)
 
@@ -304,9 +287,7 @@ def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
 
 Formulas = Callable[[View], Iterable[Formula]]
 _OF: dict[str, tuple[Formulas, ...]] = {
-    "gradient": (_factor, _previous, _decay),
-    "clipped gradient": (_factor, _decay),
-    "optimizer state": (_factor, _moments, _decay),
-    "update": (_factor, _decay),
+    "gradient": (_factor, _previous),
+    "optimizer state": (_factor, _moments),
 }
 """By the kind of a stage of tensors, where not only a factor is looked for; samples and outputs have their own."""

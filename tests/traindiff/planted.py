@@ -197,7 +197,7 @@ ONE = {
     "decay of biases left out": {
         "optimizer": lambda p: adamw([{"params": (p := [*p])[::2]}, {"params": p[1::2], "weight_decay": 0.0}])
     }
-    | against("plain", "update; decay: 0.001 times the weights of 0.bias, 2.bias"),
+    | against("plain", "update; "),
     "decay by hand": {"optimizer": lambda p: adamw(p, weight_decay=0.0), "clip": decay_by_hand, "limit": CLIP}
     | against("plain"),
     "biases left out": {"optimizer": without_biases} | against("plain", "optimizer state; "),

@@ -69,8 +69,7 @@ DIFFERENT = {
     ),
     "updates": (
         (START | {"weights-0": times(1.5)}, START | {"weights-0": times(1.25)}),
-        "update (2 of 2, first down.weight); causes that fit equally: updates times 2, or decay: 0.25 times the "
-        "weights of all parameters.**",
+        "update (2 of 2, first down.weight); cause: updates times 2.**",
     ),
     "one tensor in bf16 loosens no other": (
         ({"gradients": times(1.01)}, {"gradients": TENSORS | {"down.weight": LOW["down.weight"]}}),
