@@ -35,7 +35,6 @@ CHECKS = {
     "norm of some": "Over which shards and ranks the norm for clipping is taken.",
     "norm with a factor": "What the norm of the gradients is multiplied or divided by.",
     "coefficients of moments": "The optimizer's betas, momentum and dampening.",
-    "moments lost": "Whether the optimizer's state is loaded on a resume, before the first step.",
     "factor of updates": "The learning rate (its schedule, warm-up, a scheduler that steps more than once) and decay "
     "that the optimizer really has; clipping; whether it is the same optimizer; which parameters its groups have.",
     "no update": "Whether the optimizer has these parameters and takes a step, and with a learning rate above 0.",
@@ -213,7 +212,7 @@ def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, 
 
 
 def _moments(view: View) -> Iterator[Formula]:
-    """m' = a' m before + b' g: other coefficients, a gradient with a factor, or moments that are lost."""
+    """m' = a' m before + b' g: other coefficients, or a gradient with a factor."""
     fits, own, usual = [], {}, {}
     for key in _keys(view.names):
         names = [name for name in view.names if _key(name) == key]
@@ -231,13 +230,7 @@ def _moments(view: View) -> Iterator[Formula]:
         f"{key} = {coefficient(a)} x that before + {coefficient(b)} x g" + "^2" * key.endswith("_sq")
         for key, (a, b) in own.items()
     )
-    if not usual.keys() >= own.keys():
-        counted = view.pair.reference.shown(view.step).get("optimizer_steps")
-        is_first = view.step == view.pair.reference.steps[0]
-        if (
-            is_first and not usual and counted and counted != [0]
-        ):  # the reference goes on from moments of before the first step
-            yield Formula("moments lost", "they begin with this step's gradient", shown, fit)
+    if not usual.keys() >= own.keys():  # the reference's go on from before the first step
         return
     # Moments that do not differ are those of a factor of 1.
     times = [abs(b / usual[key][1]) ** (0.5 if key.endswith("_sq") else 1) for key, (_, b) in own.items()]

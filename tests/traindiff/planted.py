@@ -135,23 +135,6 @@ class Reducing(torch.optim.AdamW):
         super().step()
 
 
-def continued(folder, moments=True, count=True):
-    """Train on from weights and, maybe, the moments of two steps and their number."""
-    own = model()
-    optimizer = adamw(own.parameters())
-    for step in range(2):
-        which = rows(step)
-        F.cross_entropy(own(X[which]), Y[which]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    other = adamw(own.parameters())
-    if moments:
-        other.load_state_dict(optimizer.state_dict())
-    for state in other.state.values():
-        state["step"] *= count
-    train(folder, own, lambda _: other)
-
-
 def split(folder):
     """Rank 0 writes why dumps of plain tensors, and of an optimizer, that are split over ranks are refused."""
     own = model()
@@ -211,12 +194,6 @@ ONE = {
     "shifted, in micro-batches": {"own": "shifted", "micros": 4, "limit": math.inf} | against("shifted"),
 }
 """A training on one device, and what it is compared with: the first stage that differs, and its cause."""
-RESUMED = {
-    "resumed without the count": against("resumed", "update; "),
-    "resumed without moments": against(
-        "resumed", "optimizer state; moments lost: they begin with this step's gradient"
-    ),
-}
 
 
 def synced(*micros):
@@ -248,11 +225,7 @@ def main(folder):
         if "own" in options:
             options["own"] = model(options["own"])
         train(Path(folder) / name, **options)
-    if WORLD == 1:
-        continued(Path(folder) / "resumed")
-        continued(Path(folder) / "resumed without moments", moments=False)
-        continued(Path(folder) / "resumed without the count", count=False)
-    else:
+    if WORLD > 1:
         split(Path(folder))
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
     torch.set_num_threads(threads)
 
 
-LOOPS = planted.ONE | planted.RESUMED | planted.RANKS
+LOOPS = planted.ONE | planted.RANKS
 COMPARED = {name: (loop["reference"], loop["says"]) for name, loop in LOOPS.items() if "says" in loop}
 
 
