@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-from traindiff.fit import Fit, Read, View, coefficient, listed, number
+from traindiff.fit import Fit, Read, View, listed, number
 from traindiff.pair import Pair
 
 SMALLEST_SCALE = 2**8
@@ -59,7 +59,6 @@ class Formula:
     cause: str
     text: str
     """What it says of this case, in a few words: it follows the cause."""
-    equation: str
     fit: Fit = field(default_factory=Fit)
     table: list[str] = field(default_factory=list)
 
@@ -125,21 +124,21 @@ def _factor(view: View) -> Iterator[Formula]:
     if all(not bool(view.actual(name).any()) for name in names):
         zeros = Fit([], 0.0, sum(view.expected(name).numel() for name in names), len(names))
         cause = {"update": "no update", "gradient": "no gradient", "clipped gradient": "no gradient"}.get(kind, "zero")
-        yield Formula(cause, "" if view.is_whole else listed(names), f"{kind} = 0", zeros)
+        yield Formula(cause, "" if view.is_whole else listed(names), zeros)
         return
     if kind == "optimizer state" and view.gradients:
         return  # the gradients' factors say more
     if not (fit := view.solve(names, [view.expected])):
         return
     times, some = 1 + fit.solved[0], "" if view.is_whole else f" ({listed(names)})"
-    shown, text = f"{kind} = {coefficient(times)} x the reference's", number(times, view.near)
+    text = number(times, view.near)
     if kind == "update":
-        yield Formula("factor of updates", text + some, shown, fit)
+        yield Formula("factor of updates", text + some, fit)
     elif kind in ("gradient", "clipped gradient") and not some:
-        yield of_gradient(view, times, fit, shown)
+        yield of_gradient(view, times, fit)
     else:
         means = meaning(view.pair, view.step, times, view.near)
-        yield Formula("factor of some" if some else "factor", text + means + some, shown, fit)
+        yield Formula("factor of some" if some else "factor", text + means + some, fit)
 
 
 def norm_of(view: View, kind: str) -> float:
@@ -148,7 +147,7 @@ def norm_of(view: View, kind: str) -> float:
     return math.hypot(*(float(file[name].double().norm()) for name in file.names))
 
 
-def of_gradient(view: View, times: float, fit: Fit, shown: str) -> Formula:
+def of_gradient(view: View, times: float, fit: Fit) -> Formula:
     """c times the gradients of the reference; after the gradients, those that its optimizer gets."""
     is_first, exact = view.stage.kind == "gradient", replace(fit, solved=[])
     clipped = norm_of(view, "clipped") or norm_of(view, "gradients")
@@ -161,15 +160,14 @@ def of_gradient(view: View, times: float, fit: Fit, shown: str) -> Formula:
         return own < whole and any(view.same(own, norm * (1 + each / whole)) for each in (-1e-6, 0.0, 1e-6))
 
     if is_first and clips and clips_to(clipped):
-        return Formula("clip", f"to a norm of {own:.6g} as the reference, by its own code", shown, exact)
+        return Formula("clip", f"to a norm of {own:.6g} as the reference, by its own code", exact)
     if not is_first and clips and view.same(own, whole, 10):
-        return Formula("no clipping", "", f"{shown}: the gradients before clipping", exact)
+        return Formula("no clipping", "", exact)
     if not is_first and clips_to(limit):
-        shown = f"{shown}, whose norm then is the limit that the training says"
-        return Formula("clip", f"to a norm of {limit:.6g}", shown, exact)
+        return Formula("clip", f"to a norm of {limit:.6g}", exact)
     means = meaning(view.pair, view.step, times, max(view.near, 1e-5))
     text = number(times, view.near) + (means or f", to a norm of {own:.6g}" * (0 < own < whole))
-    return Formula("factor", text, shown, fit)
+    return Formula("factor", text, fit)
 
 
 def _previous(view: View) -> Iterator[Formula]:
@@ -180,8 +178,7 @@ def _previous(view: View) -> Iterator[Formula]:
             continue
         if fit := view.solve(view.names, [before.__getitem__]):
             text = f"{number(fit.solved[0], view.near)} times that of step {view.step - 1} is added"
-            shown = f"gradient = the reference's + {coefficient(fit.solved[0])} x the {kind} of step {view.step - 1}"
-            yield Formula("previous gradient", text, shown, fit)
+            yield Formula("previous gradient", text, fit)
             return
 
 
@@ -226,10 +223,6 @@ def _moments(view: View) -> Iterator[Formula]:
             usual[key] = found[1]
     solved = [each for one in fits for each in one.solved]
     fit = Fit(solved, max(f.left for f in fits), sum(f.values for f in fits), sum(f.tensors for f in fits))
-    shown = "; ".join(
-        f"{key} = {coefficient(a)} x that before + {coefficient(b)} x g" + "^2" * key.endswith("_sq")
-        for key, (a, b) in own.items()
-    )
     if not usual.keys() >= own.keys():  # the reference's go on from before the first step
         return
     # Moments that do not differ are those of a factor of 1.
@@ -242,13 +235,12 @@ def _moments(view: View) -> Iterator[Formula]:
         and not any(key in COEFFICIENTS for key, _ in different_settings(view))
     )
     if by_factor:
-        equation = f"gradient in the optimizer = {coefficient(times[0])} x the reference's"
-        yield of_gradient(view, times[0], replace(fit, solved=times[:1]), equation)
+        yield of_gradient(view, times[0], replace(fit, solved=times[:1]))
     if not (by_factor and len(usual) > 1):
         text = "; ".join(
             f"{key}: {', not '.join(f'{a:.6g} and {b:.6g}' for a, b in (own[key], usual[key]))}" for key in own
         )
-        yield Formula("coefficients of moments", text, shown, fit)
+        yield Formula("coefficients of moments", text, fit)
 
 
 def settings(view: View, side: int) -> dict[str, dict[str, Any]]:

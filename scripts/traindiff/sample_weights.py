@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from traindiff.capture_files import InputError, Samples
-from traindiff.fit import PART, ROUNDING, Fit, View, coefficient, least_squares, listed, number, ranges
+from traindiff.fit import PART, ROUNDING, Fit, View, least_squares, listed, number, ranges
 from traindiff.formulas import Formula, fewest
 from traindiff.pair import Pair
 
@@ -133,18 +133,15 @@ def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
         weights = torch.tensor([sum(counts) / own[label] for label in partition.labels], dtype=torch.float64)
         predicted = weights @ sums.rows
         times = float(sums.actual @ predicted) / float(predicted @ predicted)
-        view, shown = sums.view, listed((f"{each:g}" for each in own.values()), LISTED)
-        is_mean = view.same(times * blocks, 1, 10)
+        is_mean = sums.view.same(times * blocks, 1, 10)
         times = 1 / blocks if is_mean else 1.0
         if not (fit := sums.fit(times * predicted, [])):
             continue
         text = f"the {blocks} {partition.plural}' means are added"
         if is_mean:
             text = f"the mean of the {partition.plural}' means, not of all {what}"
-        divisor = f"the number of {what} of its {partition.kind} ({shown})"
-        equation = f"weight of a sample = {coefficient(times)} x {sum(counts)} / {divisor}"
         table = _table(sums.samples, (times * weights).tolist(), partition)
-        yield Formula("means of blocks", text, equation, fit, table)
+        yield Formula("means of blocks", text, fit, table)
 
 
 def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]:
@@ -162,7 +159,6 @@ def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]
         rounded = weights
     lost = [block for block, value in rounded.items() if value == 0]
     left = [value for block, value in rounded.items() if block not in lost]
-    shown = f"gradient = sum over {len(blocks)} {partition.plural} of a weight x their part of the reference's"
     each = ", ".join(f"{_label(block)}: {number(value)}" for block, value in rounded.items())
     alone = bool(lost) and len(left) == 1
     # Where ranks have the same gradients, one of them may have sent its own.
@@ -180,7 +176,7 @@ def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]
         return  # any other loss of a model with one output gives each sample a weight of its own
     else:
         cause, text = "weights of blocks", f"{partition.kind} {each}"
-    yield Formula(cause, text, shown, fit, table)
+    yield Formula(cause, text, fit, table)
 
 
 def _unreduced(weights: dict[object, float]) -> str:
