@@ -27,10 +27,8 @@ def main(words: list[str] | None = None) -> int:
         description="Find where two trainings that should be equal differ first, and which formula explains that.",
         epilog="Exit status: 0 if nothing differs, 1 if something does, 2 after an error.",
     )
-    parser.add_argument("other", metavar="OTHER", type=Path, help="folder or file of the training in question")
-    parser.add_argument(
-        "reference", metavar="REFERENCE", type=Path, help="folder or file of the training that is right"
-    )
+    parser.add_argument("other", metavar="OTHER", type=Path, help="folder of the training in question")
+    parser.add_argument("reference", metavar="REFERENCE", type=Path, help="folder of the training that is right")
     add_options(parser)
     args = parser.parse_args(words)
     try:
@@ -55,7 +53,6 @@ def add_options(parser: argparse._ActionsContainer) -> None:
     ):
         parser.add_argument(f"--{name}", action="append", default=[], metavar=shown, help=f"{text}; repeatable")
     parser.add_argument("--dtype", choices=[*NUMBERS], help="coarsest arithmetic, if files are in a finer dtype")
-    parser.add_argument("--twin", type=Path, help="the reference again, from weights moved by one rounding")
 
 
 def pair(args: argparse.Namespace) -> Pair:
@@ -68,7 +65,7 @@ def pair(args: argparse.Namespace) -> Pair:
     plain = Rules([], merge, [_rule("skip", rule)[0] for rule in args.skip])
     rules = Rules([_rule("rename", rule) for rule in args.rename], plain.merge, plain.skip, plain.matched)
     actual = _read(args.other, rules)
-    reference, twin = _read(args.reference, plain), _read(args.twin, plain) if args.twin else None
+    reference = _read(args.reference, plain)
     for option in ("rename", "merge", "skip"):
         for rule in getattr(rules, option):
             pattern = rule if isinstance(rule, str) else rule[0]
@@ -79,7 +76,7 @@ def pair(args: argparse.Namespace) -> Pair:
                 )
     if args.dtype:
         actual.about["dtype"] = args.dtype
-    found = Pair(actual, reference, twin)
+    found = Pair(actual, reference)
     actual.about["notes"] = _notes(found)
     return found
 
@@ -102,8 +99,8 @@ def _read(source: Path, rules: Rules) -> Capture:
         return Capture(source)
     if not source.exists():
         raise InputError(f"{source} does not exist.")
-    files = [source] if source.is_file() else [path for path in source.rglob(f"*{ENDING}") if path.is_file()]
-    if not files or files[0].suffix != ENDING:
+    files = [path for path in source.rglob(f"*{ENDING}") if path.is_file()]
+    if not files:
         raise InputError(
             f"{source} has no {ENDING} files, which traindiff.dump writes; of another format, load the tensors and "
             "write them by name: safetensors.torch.save_file({name: value.clone() for name, value in tensors.items()}, "

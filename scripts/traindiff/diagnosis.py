@@ -240,7 +240,7 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
         found.append("`dumped.samples(losses)` in the reference would show the weights of ranks and micro-batches.")
     is_finite = all(math.isfinite(row.difference) for row in stage.wrong)
     if not causes and is_finite and stage.kind in TENSORS and view.limit(LIMITS) > LIMITS["F64"]:
-        found.append("With both trainings in float64, or with a twin (--twin), rounding would be told apart.")
+        found.append("With both trainings in float64, rounding would be told apart.")
     return found
 
 

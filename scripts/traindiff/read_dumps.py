@@ -67,7 +67,7 @@ class Dump(Capture):
         super().__init__(folder)
         groups: dict[str, list[Path]] = defaultdict(list)
         for path in files:
-            groups[_file(path.relative_to(folder) if path != folder else Path(path.name))].append(path)
+            groups[_file(path.relative_to(folder))].append(path)
         self.files = {
             name: Parts(self, name, sorted(paths, key=_natural), rules) for name, paths in sorted(groups.items())
         }
