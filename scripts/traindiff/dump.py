@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
@@ -102,7 +101,6 @@ class Dump:
         _replace(self.stack, FullyShardedDataParallel, "clip_grad_norm_", self._clip)
         _replace(self.stack, Tensor, "backward", self._backward)
         _replace(self.stack, torch.amp.GradScaler, "step", self._scaled_step)
-        _replace(self.stack, Join, "__enter__", _refuse_join)
         if "deepspeed" in sys.modules:
             _replace(self.stack, sys.modules["deepspeed"].DeepSpeedEngine, "step", self._engine_step)
         return self
@@ -601,13 +599,6 @@ def _core(model: nn.Module) -> nn.Module:
     called = [child for child in model.children() if not isinstance(child, (nn.ModuleList, nn.ModuleDict))]
     inner = [child for child in called if {*child.parameters()} == names]
     return _core(inner[0]) if inner else model
-
-
-def _refuse_join(*_: Any) -> None:
-    raise RuntimeError(
-        "dump cannot watch a loop under join(), in which ranks take different numbers of steps: they would wait for "
-        "each other. End the loop, or the dump, before the first rank has no more batches."
-    )
 
 
 def _engine_groups(optimizer: Any) -> list[dict[str, Any]]:
