@@ -72,8 +72,6 @@ class Dump:
         self.stack = ExitStack()
         self.step = 0
         self.is_written = False
-        self.initial: dict[str, Tensor] = {}
-        """Weights of the first forward pass: a loop may change them before the optimizer's step."""
         self.suffix: str | bool | None = None
         """End of the names of this rank's files ("" or ".pp1"); False: another rank writes them."""
         self.alike = [0]
@@ -87,7 +85,7 @@ class Dump:
         for handle in (
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
-            # Before FSDP gathers its weights.
+            # Before FSDP casts what it gets.
             _core(self.model).register_forward_pre_hook(
                 torch.compiler.disable(self._input), with_kwargs=True, prepend=True
             ),
@@ -200,8 +198,6 @@ class Dump:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return  # of torch.func, whose tensors have no values of their own
         if module.training and torch.is_grad_enabled() and self._is_active():
-            if not self.is_written and not self.initial:
-                self.initial = self._before_forward()
             hashed, kind = hashes([keywords, args])
             self.batches.append(hashed)
             self.facts.setdefault("hashed", kind)
@@ -214,17 +210,6 @@ class Dump:
                 dtypes |= {policy.param_dtype} if policy and policy.param_dtype else set()
             if floats := [each for each in dtypes if each.is_floating_point]:
                 self.facts["dtype"] = str(min(floats, key=lambda each: torch.finfo(each).bits)).removeprefix("torch.")
-
-    def _before_forward(self) -> dict[str, Tensor]:
-        """Return the weights, where this rank can have them here; a collective if they are DTensors."""
-        names = self._names()
-        is_split = [isinstance(each, DTensor) for each in names]
-        # Of FSDP around an outer module, these are gathered already, in the dtype that it computes in.
-        is_gathered = not all(is_split) and any(isinstance(each, FSDPModule) for each in self.model.modules())
-        is_of_another = self.suffix is False and not any(is_split)
-        if is_of_another or is_gathered:
-            return {}
-        return {name: _whole(each).to("cpu", copy=True).contiguous() for each, name in names.items()}
 
     def _backward(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **keywords: Any) -> Any:
         if tensor.numel() == 1 and self._is_active():
@@ -315,7 +300,7 @@ class Dump:
         }
         self._refuse_parts(own)
         self._note_settings(optimizer, optimizer.param_groups, names)
-        weights = {} if self.is_written else {name: _whole(each) for each, name in names.items()} | self.initial
+        weights = {} if self.is_written else {name: _whole(each) for each, name in names.items()}
         self._write_before(kinds, weights, names)
         self.stepped.append(optimizer)
 
@@ -465,7 +450,6 @@ class Dump:
                     "with --merge 'NAME=DIM'. If it should be the same, ranks do not begin with the same weights."
                 )
             self._save("initial", self._kept(weights))
-            self.initial = {}
         self.is_written = True
         for kind, tensors in kinds.items():
             self.files.setdefault(kind, {}).update(tensors)

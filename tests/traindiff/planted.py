@@ -100,11 +100,6 @@ def by_hand(parameters, limit, added=0.0):
         p.grad.mul_(min(1.0, limit / (float(norm) + added)))
 
 
-def decay_by_hand(parameters, limit):
-    for p in parameters:
-        p.data.mul_(1 - RATE * 0.1)
-
-
 def each_rank(parameters, limit):
     """Clip on each rank, then average."""
     parameters = [*parameters]
@@ -181,8 +176,6 @@ ONE = {
         "optimizer": lambda p: adamw([{"params": (p := [*p])[::2]}, {"params": p[1::2], "weight_decay": 0.0}])
     }
     | against("plain", "update; "),
-    "decay by hand": {"optimizer": lambda p: adamw(p, weight_decay=0.0), "clip": decay_by_hand, "limit": CLIP}
-    | against("plain"),
     "biases left out": {"optimizer": without_biases} | against("plain", "optimizer state; "),
     "warm-up": {"rate": lambda step: step * RATE} | against("plain", "update; no update"),
     "half the rate": {"rate": lambda step: RATE / 2} | against("plain", "update; updates times 0.5"),
