@@ -1,10 +1,8 @@
 """The command: its options, and what can be compared."""
 
 import argparse
-import os
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from traindiff.capture_files import KINDS, NAME, Capture, InputError
@@ -37,10 +35,7 @@ def main(words: list[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    try:
-        print(page, flush=True)
-    except BrokenPipeError:  # its reader, as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(page)
     return int(found.first is not None)
 
 
@@ -59,7 +54,7 @@ def pair(args: argparse.Namespace) -> Pair:
     """Return the dumps that the options name, with sentences about what is compared in ``about["notes"]``.
 
     Raises:
-        InputError: an option is wrong, a folder or file cannot be read, or the dumps have nothing in common.
+        InputError: an option is wrong, or a folder or file cannot be read.
     """
     merge = [(pattern, int(dim)) for pattern, dim in (_rule("merge", rule) for rule in args.merge)]
     plain = Rules([], merge, [_rule("skip", rule)[0] for rule in args.skip])
@@ -110,11 +105,7 @@ def _read(source: Path, rules: Rules) -> Capture:
 
 
 def _notes(pair: Pair) -> list[str]:
-    """Return what a reader has to know about what is compared.
-
-    Raises:
-        InputError: nothing can be compared.
-    """
+    """Return what a reader has to know about what is compared."""
     captures = pair.captures
     notes = []
     for capture, other in (captures, captures[::-1]):
@@ -124,11 +115,6 @@ def _notes(pair: Pair) -> list[str]:
                 f"Steps {ranges(more)} are only in `{capture.folder}` and not compared; both must number steps from 0."
             )
     found = {kind: [_has(capture, kind) for capture in captures] for kind in (*KINDS, "initial")}
-    if not any(map(all, found.values())):
-        has = [_listed(LABELS.get(kind, kind) for kind in found if found[kind][place]) for place in (0, 1)]
-        raise InputError(
-            f"{captures[0].folder} has {has[0]}, {captures[1].folder} has {has[1]}; they have none of these in common."
-        )
     for kind, (own, usual) in found.items():
         if own != usual:
             notes.append(f"Only `{captures[usual].folder}` has {LABELS.get(kind, kind)}; they are not compared.")
@@ -142,7 +128,3 @@ def _has(capture: Capture, kind: str) -> bool:
 
 def _some(capture: Capture) -> str:
     return next((name for each in getattr(capture, "files", {}).values() for name in each.names), "none")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))

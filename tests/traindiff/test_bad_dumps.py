@@ -16,7 +16,7 @@ DUMPS = {
         {"gradients": {"up": UP[:4]}},
         {"gradients": {"up": UP}},
     ),
-    "other has weights, reference has gradients; they have none of these in common.": ({"weights": TENSORS}, GRADIENTS),
+    "other and reference have no tensors of the same step and kind.": ({"weights": TENSORS}, GRADIENTS),
     "a.x and b.x of other both become x; write --rename so that they differ.": (
         {"gradients": {"a.x": UP, "b.x": DOWN}},
         {"gradients": {"x": UP}},
