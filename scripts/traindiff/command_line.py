@@ -57,18 +57,9 @@ def pair(args: argparse.Namespace) -> Pair:
         InputError: an option is wrong, or a folder or file cannot be read.
     """
     merge = [(pattern, int(dim)) for pattern, dim in (_rule("merge", rule) for rule in args.merge)]
-    plain = Rules([], merge, [_rule("skip", rule)[0] for rule in args.skip])
-    rules = Rules([_rule("rename", rule) for rule in args.rename], plain.merge, plain.skip, plain.matched)
-    actual = _read(args.other, rules)
-    reference = _read(args.reference, plain)
-    for option in ("rename", "merge", "skip"):
-        for rule in getattr(rules, option):
-            pattern = rule if isinstance(rule, str) else rule[0]
-            if pattern not in rules.matched:
-                where = args.other if option == "rename" else f"{args.other} and {args.reference}"
-                raise InputError(
-                    f"--{option} '{pattern}' matches no tensor of {where}; one of the names is {_some(actual)}."
-                )
+    skip = [_rule("skip", rule)[0] for rule in args.skip]
+    actual = _read(args.other, Rules([_rule("rename", rule) for rule in args.rename], merge, skip))
+    reference = _read(args.reference, Rules([], merge, skip))
     if args.dtype:
         actual.about["dtype"] = args.dtype
     found = Pair(actual, reference)
@@ -124,7 +115,3 @@ def _notes(pair: Pair) -> list[str]:
 def _has(capture: Capture, kind: str) -> bool:
     names = [kind] if kind == "initial" else [f"step{step}/{kind}" for step in capture.steps]
     return any(capture.tensors(name).names for name in names)
-
-
-def _some(capture: Capture) -> str:
-    return next((name for each in getattr(capture, "files", {}).values() for name in each.names), "none")
