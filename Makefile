@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: help try run run-examples matrix setup test test-cluster test-all test-long mutants faults lint docs site pictures envs zoo bench check-gpu cluster-up cluster-down cluster-shell \
+.PHONY: help try run run-examples matrix setup test test-cluster test-all test-long mutants lint docs site pictures envs zoo bench check-gpu cluster-up cluster-down cluster-shell \
   clean distclean
 
 # List what can be made.
@@ -68,11 +68,6 @@ test-long: .venv/dev
 mutants: .venv/dev
 	$(BIN)/python tests/mutants
 
-# Reproduce published silent faults: what sees each.
-# Writes docs/evidence.md.
-faults: .venv/dev
-	$(BIN)/python benchmarks/silent_faults.py
-
 # Run ruff, codespell, snakefmt, mypy and snakemake --lint.
 # Checks also that generated files are up to date.
 lint: .venv/dev
@@ -124,11 +119,9 @@ soak: .venv/dev
 zoo: .venv/dev
 	$(BIN)/python benchmarks/zoo.py
 
-# Measure what docs/evidence.md holds.
-# Other trainers and the same by hand on two ranks.
-bench: .venv/peers/made
-	.venv/peers/bin/python benchmarks/peers.py
-	.venv/peers/bin/python benchmarks/peers.py --strategies ddp fsdp zero2 --sizes middle --rounds 60 --repeats 0 --output results/benchmarks/ranks
+# Measure steps beside those of bare PyTorch loops.
+bench: .venv/dev
+	$(BIN)/python benchmarks/peers.py
 
 NODES ?= 2
 GPUS ?= 4
@@ -168,13 +161,6 @@ distclean:
 
 .venv/run: envs/train.txt .venv/login
 	$(INSTALL) -r envs/workflow.txt -r envs/train.txt
-	@touch $@
-
-# Other trainers, to be measured beside: on top of what is there, in an environment of their own.
-.venv/peers/made: envs/peers.txt .venv/run
-	$(BIN)/python -m venv .venv/peers
-	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $$(.venv/peers/bin/python -c 'import site; print(site.getsitepackages()[0])')/below.pth
-	.venv/peers/bin/python -m pip install --disable-pip-version-check -r envs/peers.txt
 	@touch $@
 
 .venv/dev: envs/dev.txt .venv/run

@@ -10,7 +10,7 @@ without communication. The program ends at the first workload in which a
 strategy is not equal. How fast a large model trains: a run of its own, such as
 results/fsdp/llama2@size=7b.done, whose train.json has speed, MFU and memory.
 
-The table is printed as Markdown, row by row, and written as CSV.
+The table is printed as Markdown, row by row.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,15 +30,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/parity"))
 
-import pandas as pd
-from trainers.gpu_cases import TO_CPU, Case, cases  # type: ignore[import-not-found]
-
+from helpers.common import save_initial, tiny_run  # type: ignore[import-not-found]
 from shardlab.data import read, store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError, run_program
-from shardlab.files import write_text
 from shardlab.runtime import device
 from shardlab.settings import load
+from shardlab.settings.types import Run
 
 BOUNDS = {
     "float64": dict.fromkeys(("gradient", "loss", "norm", "test"), 1e-10),
@@ -51,6 +49,24 @@ COLUMNS = ["workload", "strategy", "ranks", "devices", "arithmetic", *FIGURES, "
 MOST = 8
 """Maximum number of ranks."""
 WORKLOADS = ("mlp", "mnist", "xsum", "vit", "llama2")
+SLOWER = {"llama2": {"optimizer": {"learning_rate": 3e-4}}}
+"""Recipe in float32, as in the parity suite: AdamW's first steps make a full update from the sign of a gradient that is
+only rounding noise, and at llama2's default rate that alone can move a later norm beyond the bound.
+"""
+BATCHES = (5, 7, 11)
+"""Samples per step: the first of these that exceeds the number of ranks and is not divisible by it."""
+TO_CPU = "single (GPU to CPU)"
+
+
+class Case(NamedTuple):
+    """A training, the reference that it is compared with, and the folders of both."""
+
+    label: str
+    arithmetic: str
+    run: Run
+    reference: Run
+    local: str
+    other: str
 
 
 def main() -> None:
@@ -58,8 +74,8 @@ def main() -> None:
     args = options().parse_args()
     # Keep this process off the GPUs, whose ranks it starts.
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=device.exact) as apart:
-        names = apart.submit(seen, args.device).result()
-        ranks = enough(len(names), args.ranks) if args.device == "cuda" else args.ranks or 2
+        names = apart.submit(seen).result()
+        ranks = enough(len(names), args.ranks)
         print(heading(names[:ranks]))
         equality(args, ranks, apart)
 
@@ -67,7 +83,6 @@ def main() -> None:
 def options() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: only to try this program")
     parser.add_argument(
         "--ranks", type=int, choices=range(1, MOST + 1), metavar="N", help="ranks (default: all GPUs, up to 8)"
     )
@@ -87,14 +102,12 @@ def options() -> argparse.ArgumentParser:
         default=load.own_strategies(),
         help="default: all but scripts",
     )
-    parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the CSV file")
     return parser
 
 
-def seen(kind: str) -> list[str]:
-    """Return the name of each GPU, or one for all ranks that share a CPU."""
-    count = torch.accelerator.device_count() if kind == "cuda" else 1
-    return [device.name(each) for each in device.devices_for_process(kind, count)]
+def seen() -> list[str]:
+    """Return the name of each GPU."""
+    return [device.name(each) for each in device.devices_for_process("cuda", torch.accelerator.device_count())]
 
 
 def enough(found: int, requested: int | None) -> int:
@@ -105,7 +118,7 @@ def enough(found: int, requested: int | None) -> int:
     """
     ranks = requested or max(1, min(found, MOST))
     if ranks > found:
-        raise UserError(f"PyTorch sees {found} GPUs here, but this needs {ranks}; --device cpu tries it without.")
+        raise UserError(f"PyTorch sees {found} GPUs here, but this needs {ranks}.")
     return ranks
 
 
@@ -118,6 +131,41 @@ def heading(names: list[str]) -> str:
     return f"{now.day} {now:%B %Y}, {devices}, {', '.join(versions)}"
 
 
+def cases(workload: str, strategies: list[str], ranks: int) -> list[Case]:
+    """Return all trainings of a workload: each strategy in each arithmetic, on the most ranks that it supports."""
+    alone = {name: run_of(workload, "single", name, ranks, 1) for name in BOUNDS}
+    found = []
+    for name, single in alone.items():
+        on_cpu = single.model_copy(update={"site": single.site.model_copy(update={"device": "cpu"})})
+        found.append(Case(TO_CPU, name, single, on_cpu, f"single-{name}", f"cpu-{name}"))
+    for strategy in strategies:
+        for name in BOUNDS if strategy != "single" else ():
+            if run := most(workload, strategy, name, ranks):
+                found.append(Case(strategy, name, run, alone[name], f"{strategy}-{name}", f"single-{name}"))
+    return found
+
+
+def most(workload: str, strategy: str, arithmetic: str, ranks: int) -> Run | None:
+    """Return the run on the most ranks that it supports, on two or more if available; None if it supports none."""
+    for count in range(ranks, min(ranks, 2) - 1, -1):
+        try:
+            run = run_of(workload, strategy, arithmetic, ranks, count)
+        except UserError:
+            continue  # needs more or fewer ranks, or does not apply to this workload or arithmetic
+        if run.devices_per_node <= ranks:
+            return run
+    return None
+
+
+def run_of(workload: str, strategy: str, arithmetic: str, ranks: int, count: int) -> Run:
+    """Return a tiny run on ``count`` of the ranks, with the same batches for all runs of its workload."""
+    recipe: dict[str, Any] = {"global_batch_size": next(each for each in BATCHES if each > ranks), "dtype": arithmetic}
+    if arithmetic == "float32":
+        recipe |= SLOWER.get(workload, {})
+    run: Run = tiny_run(workload, strategy, count, **recipe)
+    return run.model_copy(update={"site": run.site.model_copy(update={"device": "cuda"})})
+
+
 def equality(args: argparse.Namespace, ranks: int, apart: ProcessPoolExecutor) -> None:
     """Train all cases and print the table.
 
@@ -126,30 +174,25 @@ def equality(args: argparse.Namespace, ranks: int, apart: ProcessPoolExecutor) -
     """
     from group import Server  # type: ignore[import-not-found]
 
-    table: list[dict[str, Any]] = []
     print(f"\n| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}")
     # DeepSpeed chooses its device when it is imported, which is before the ranks know theirs.
-    environment = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "DS_ACCELERATOR": args.device}
+    environment = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "DS_ACCELERATOR": "cuda"}
     with Server(environment) as server, tempfile.TemporaryDirectory() as folder:
         for workload in args.workloads:
             place = Path(folder) / workload
             place.mkdir()
-            found = cases(workload, args.strategies, args.device, ranks)
-            train(server, place, found, args.device)
+            found = cases(workload, args.strategies, ranks)
+            train(server, place, found)
             rows = apart.submit(compared, place, found).result()
             for row in rows:
                 shown = [f"{each:.0e}" if isinstance(each := row[name], float) else str(each) for name in COLUMNS]
                 print(f"| {' | '.join(shown)} |", flush=True)
-            table += rows
-            write_text(args.output / "check_gpu_equality.csv", pd.DataFrame(table, columns=COLUMNS).to_csv(index=False))
             judge(rows)
 
 
-def train(server: Any, place: Path, found: list[Case], kind: str) -> None:
+def train(server: Any, place: Path, found: list[Case]) -> None:
     """Train all runs of one workload, in groups with the same number of ranks."""
     from group import job
-
-    from helpers.common import save_initial  # type: ignore[import-not-found]
 
     runs = {case.other: case.reference for case in found} | {case.local: case.run for case in found}
     data = found[0].run.data
@@ -164,7 +207,7 @@ def train(server: Any, place: Path, found: list[Case], kind: str) -> None:
         groups[run.world_size, alone, run.engine].append(job(run, place / "data", weights, place / name))
     for (size, alone, _), jobs in groups.items():
         print(f"{place.name}: {len(jobs)} trainings on {size} ranks", file=sys.stderr, flush=True)
-        server.work_off(jobs, place, size, group=not alone, fresh=kind != "cpu")
+        server.work_off(jobs, place, size, group=not alone, fresh=True)
 
 
 def compared(place: Path, found: list[Case]) -> list[dict[str, Any]]:

@@ -1,221 +1,197 @@
 #!/usr/bin/env python3
-"""Compare this trainer with a bare PyTorch loop, Hugging Face's Trainer and
-Lightning: one step each in turn, in one process.
+"""Compare this trainer's loop with a bare PyTorch loop: one step each in turn,
+in one process.
 
-On a shared machine only this can resolve a few percent. Each trainer runs in a
-thread and waits at the start of each step for its turn; ratios are relative to
-the bare loop's step of the same round. Start-up is measured in separate
-processes. With several ranks (--strategies ddp fsdp zero2) it is
-compared with DDP, fully_shard and deepspeed by hand, and with the other
-trainers that do the same on a CPU. Run it by `make bench`, which makes the
-environment that it needs (.venv/peers).
+On a shared machine only this can resolve a few percent. Both have the same
+weights, batches, order, optimizer (the fused one), clipping and learning rate;
+on two ranks, the bare loop uses DDP, fully_shard or deepspeed by hand. Ratios
+are relative to the bare loop's step of the same round.
 """
 
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
-from trainers.places import SHAPES, SIZES, prepare, torchrun  # type: ignore[import-not-found]
-
+from helpers.common import save_initial, tiny_run  # type: ignore[import-not-found]
+from shardlab.data import read, store
+from shardlab.data.encoders import encode
 from shardlab.errors import UserError, run_program
-from shardlab.files import write_json, write_text
+from shardlab.files import write_json
 from shardlab.settings.sites import SiteRuntime
-from shardlab.settings.types import Run
+from shardlab.settings.types import Run, read_run
 
-OTHERS = {
-    "single": ["hugging_face", "lightning"],
-    "ddp": ["hugging_face", "lightning"],
-    "fsdp": ["lightning"],
-    "zero2": ["hugging_face"],
+SIZES: dict[str, tuple[dict[str, int], int, int]] = {
+    "tiny": ({"dim": 64, "layers": 2, "heads": 4, "kv_heads": 4, "hidden": 176}, 4, 32),
+    "middle": ({"dim": 192, "layers": 3, "heads": 6, "kv_heads": 6, "hidden": 512}, 8, 64),
+    "large": ({"dim": 256, "layers": 4, "heads": 8, "kv_heads": 8, "hidden": 688}, 8, 128),
 }
-"""Trainers to compare with, by strategy. On a CPU Hugging Face's uses DDP if FSDP is requested, and Lightning's does
-not support DeepSpeed.
-"""
+"""Name: arguments of the llama model, samples per batch, tokens per sample."""
+STRATEGIES = ("single", "ddp", "fsdp", "zero2")
 LEAST = 10
 """Minimum number of rounds: the first ones are not counted."""
-ALONE = 10
-"""Steps of the processes whose start-up is measured."""
 
 
 def main() -> None:
-    """Race, print and write the tables."""
+    """Race, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, metavar="SIZE", default=["tiny", "middle", "large"])
-    parser.add_argument("--strategies", nargs="+", choices=OTHERS, metavar="NAME", default=["single"])
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, metavar="SIZE", default=[*SIZES])
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, metavar="NAME", default=STRATEGIES)
     parser.add_argument("--rounds", type=int, default=80, help="steps of each; the first tenth is not counted")
-    parser.add_argument(
-        "--repeats",
-        type=int,
-        default=3,
-        help="processes of each, of the first and last size, for start-up; 0: none",
-    )
-    parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the CSV files")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--alone", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
-        inside(args.inside, args.alone)
+        inside(args.inside)
         return
     if args.rounds < LEAST:
         raise UserError(f"--rounds {args.rounds}: too few for a result; use at least {LEAST}.")
-    steps, starts = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        for strategy in args.strategies:
-            for size in args.sizes:
-                place = Path(folder) / f"{strategy}-{size}"
-                ranks = prepare(place, strategy, size, args.rounds).world_size
-                names = ["bare", "shardlab", *OTHERS[strategy]]
-                found = pd.DataFrame(started(place, ranks, names))
-                steps += rows(found, strategy, size, names, args.rounds // 10)
-                if ranks == 1 and args.repeats and size in (args.sizes[0], args.sizes[-1]):
-                    prepare(place / "alone", strategy, size, ALONE)
-                    starts += startups(place / "alone", size, names, args.repeats)
-    for name, each in (("peers", steps), ("peers_start", starts)):
-        if each:
-            table = pd.DataFrame(each)
-            write_text(args.output / f"{name}.csv", table.to_csv(index=False))
-            print(f"{table.to_markdown(index=False, floatfmt='.4g')}\n")
+    found = []
+    for strategy in args.strategies:
+        for size in args.sizes:
+            with tempfile.TemporaryDirectory() as folder:
+                seconds = started(Path(folder), prepare(Path(folder), strategy, size, args.rounds).world_size)
+            found.append({"strategy": strategy, "size": size} | row(seconds.iloc[args.rounds // 10 :]))
+    print(pd.DataFrame(found).to_markdown(index=False, floatfmt=".4g"))
 
 
-def started(place: Path, ranks: int, names: list[str], alone: str = "") -> Any:
-    """Run this program on the ranks; return what rank 0 wrote."""
-    command = [sys.executable, *torchrun(ranks), __file__, "--inside", str(place), "--alone", alone]
-    write_json(place / "names.json", {"names": names})
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "BEGUN": str(time.time())}
+def prepare(place: Path, strategy: str, size: str, steps: int) -> Run:
+    """Write settings, prepared text and initial weights of a llama model of that size; return the run."""
+    args, samples, length = SIZES[size]
+    recipe: dict[str, Any] = {"global_batch_size": samples, "epochs": steps, "max_steps": steps, "max_grad_norm": 1.0}
+    recipe |= {"checkpoint_interval_minutes": None, "optimizer": {"name": "adamw", "learning_rate": 1e-4}}
+    run: Run = tiny_run("llama2", strategy, **recipe)
+    options = run.data.options | {"characters": 100_000, "sequence_length": length}
+    data = run.data.model_copy(update={"options": options})
+    model = run.model.model_copy(update={"args": run.model.args | args, "segments": args["layers"] + 2})
+    run = run.model_copy(update={"data": data, "model": model})
+    write_json(place / "run.json", run.model_dump())
+    store.write(place / "data", data, *encode(data, read(data, place)))
+    save_initial(run, place / "initial.safetensors")
+    return run
+
+
+def started(place: Path, ranks: int) -> pd.DataFrame:
+    """Run this program on the ranks; return the seconds of each step on rank 0, a column for each of the two."""
+    words = ["-m", "torch.distributed.run", "--log-dir=/dev/null", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [sys.executable, *(words if ranks > 1 else []), __file__, "--inside", str(place)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
-        raise UserError(f"the race in {place.name} failed; its end was:\n{done.stdout[-3000:]}")
-    return json.loads((place / "reported.json").read_text())
+        raise UserError(f"the race failed; its end was:\n{done.stdout[-3000:]}")
+    return pd.DataFrame(json.loads((place / "seconds.json").read_text()))
 
 
-def inside(place: Path, alone: str) -> None:
-    """Run one rank of a race, or of one trainer alone."""
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+def inside(place: Path) -> None:
+    """Run one rank of a race."""
     from shardlab.runtime import distributed
-    from shardlab.settings.types import read_run
 
-    run = read_run(place / "run.json")
     distributed.start(SiteRuntime())
-    names = json.loads((place / "names.json").read_text())["names"]
-    output = Path(tempfile.mkdtemp(dir=place))
-    reported = by_itself(run, place, output, alone) if alone else race(run, place, output, names)
+    seconds = race(read_run(place / "run.json"), place)
     if distributed.is_main():
-        write_json(place / "reported.json", reported)
+        write_json(place / "seconds.json", seconds)
     distributed.finish()
 
 
-def race(run: Run, place: Path, output: Path, names: list[str]) -> Any:
-    """Return the seconds of each step of each trainer, in turn."""
-    from trainers import TRAINERS  # type: ignore[import-not-found]
-    from trainers.race import Race  # type: ignore[import-not-found]
+def race(run: Run, place: Path) -> dict[str, list[float]]:
+    """Train with the project's complete loop, and take a step of the bare one before each of its steps; return the
+    seconds of each step but the last, whose end is that of the training.
 
-    conductor = threading.Semaphore(0)
-    turns = {name: threading.Semaphore(0) for name in names}
-    failures: list[BaseException] = []
-    ended: set[str] = set()
+    Raises:
+        UserError: the losses of the first steps differ, before rounding noise grows.
+    """
+    from shardlab.records import metrics
+    from shardlab.runtime import distributed
+    from shardlab.train import loop
+    from shardlab.train.step import train_step
 
-    def begin(name: str) -> None:
-        conductor.release()
-        turns[name].acquire()
+    steps, losses, times = bare(run, place), [], []
 
-    races = {
-        name: Race(run, place, place / "initial.safetensors", output, lambda name=name: begin(name)) for name in names
-    }
+    def step(engine: Any, *args: Any, **options: Any) -> Any:
+        times.append(time.perf_counter())
+        losses.append(next(steps))
+        times.append(time.perf_counter())
+        return train_step(engine, *args, **options)
 
-    def work(name: str) -> None:
-        try:
-            TRAINERS[name](races[name])
-        except BaseException as error:
-            failures.append(error)
-        ended.add(name)
-        conductor.release()
-
-    for name in names:
-        threading.Thread(target=work, args=(name,), daemon=True).start()
-        conductor.acquire()  # set-up at its first step
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(run.recipe.max_steps or 0):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            if failures or name in ended:
-                raise next(iter(failures), UserError(f"{name} ended before its step {number}; see trainers."))
-            started = time.perf_counter()
-            turns[name].release()
-            conductor.acquire()
-            seconds[name].append(time.perf_counter() - started)
-    check({name: each.losses for name, each in races.items()}, run)
-    return seconds
+    folder = place / "shardlab"
+    folder.mkdir(exist_ok=True)
+    with mock.patch.object(loop, "train_step", step):
+        loop.train(run, place / "data", place / "initial.safetensors", folder, {})
+    if distributed.is_main():
+        own = [record["loss"] for record in metrics.read(folder / metrics.NAME) if record["kind"] == "train"]
+        if len(own) != run.recipe.max_steps or not np.allclose(own[:5], losses[:5], rtol=2e-4):
+            raise UserError(f"it did not train like the bare loop: got {own[:5]}, expected {losses[:5]}.")
+    apart = np.diff(times).tolist()
+    return {"bare": apart[:-1:2], "shardlab": apart[1::2]}
 
 
-def check(losses: dict[str, list[float]], run: Run) -> None:
-    """Check that all trained the same: the losses of the first steps, before rounding noise grows."""
-    first = {name: np.array(values[:5]) for name, values in losses.items() if values}
-    for name, values in first.items():
-        if len(values) < min(5, run.recipe.max_steps or 5) or not np.allclose(values, first["bare"], rtol=2e-4):
-            raise UserError(f"{name} did not train like the bare loop: got {values}, expected {first['bare']}.")
+def bare(run: Run, place: Path) -> Iterator[float]:
+    """Train as one writes it by hand; yield the loss of each step, over all ranks."""
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    from torch.distributed.fsdp import fully_shard
+
+    from shardlab import models
+    from shardlab.data.order import BatchOrder, samples_of
+    from shardlab.data.split_file import open_arrays
+    from shardlab.models.weights import materialize
+    from shardlab.settings.deepspeed import sized
+
+    recipe, ranks = run.recipe, dist.get_world_size() if dist.is_initialized() else 1
+    model: Any = models.build(run.model, run.task, torch.float32)
+    materialize(model, place / "initial.safetensors", torch.device("cpu"))
+    if run.strategy == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    for part in (*model.layers, model) if run.strategy == "fsdp" else ():
+        fully_shard(part)
+    rate, decay = recipe.optimizer.learning_rate, recipe.optimizer.weight_decay
+    optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=decay, fused=True)
+    if run.engine_config:  # zero2
+        import deepspeed
+
+        config = sized(run.engine_config, models.parameter_count(model))
+        model, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    tokens = open_arrays(place / "data/train.safetensors")["tokens"]
+    order = BatchOrder(len(tokens), recipe.global_batch_size, run.seed)
+    for number in range(recipe.max_steps or 0):
+        rows = samples_of(order.batch(number), dist.get_rank() if ranks > 1 else 0, ranks)
+        own = torch.from_numpy(tokens[rows]).long()
+        loss = F.cross_entropy(model(own[:, :-1]).flatten(0, 1), own[:, 1:].flatten())
+        if run.engine_config:
+            model.backward(loss)
+            model.step()
+        else:
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm or 0.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        whole = loss.detach()
+        if ranks > 1:
+            dist.all_reduce(whole)
+        yield float(whole) / ranks
 
 
-def by_itself(run: Run, place: Path, output: Path, name: str) -> Any:
-    """Return the seconds from the process's start to its first step."""
-    from trainers import TRAINERS
-    from trainers.race import Race
-
-    started: list[float] = []
-    race = Race(run, place, place / "initial.safetensors", output, lambda: started.append(time.time()))
-    TRAINERS[name](race)
-    return started[0] - float(os.environ["BEGUN"])
-
-
-def rows(table: pd.DataFrame, strategy: str, size: str, names: list[str], skipped: int) -> list[dict[str, Any]]:
-    """Return median step, throughput, and the median ratio to the bare loop's step of the same round with its error."""
-    counted = table.iloc[skipped:-1]  # a trainer's last turn includes its shutdown
-    samples, length = SHAPES[size]
-    found = []
-    for name in names:
-        ratio = counted[name] / counted["bare"]
-        found.append(
-            {
-                "strategy": strategy,
-                "size": size,
-                "trainer": name,
-                "step ms": 1000 * counted[name].median(),
-                "tokens/s": samples * length / counted[name].median(),
-                "to bare": ratio.median(),
-                "standard error": error_of_median(ratio),
-                "more ms": 1000 * (counted[name] - counted["bare"]).median(),
-            }
-        )
-    return found
-
-
-def error_of_median(values: "pd.Series[float]") -> float:
-    """Return the standard error of a median, by bootstrapping."""
-    draw = np.random.default_rng(0)
-    medians = np.median(draw.choice(values.to_numpy(), (500, len(values))), axis=1)
-    return float(medians.std())
-
-
-def startups(place: Path, size: str, names: list[str], repeats: int) -> list[dict[str, Any]]:
-    """Medians over processes of each trainer alone, in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(repeats):
-        for name in names:
-            seconds[name].append(started(place, 1, names, name))
-    return [
-        {"size": size, "trainer": name, "first step s": statistics.median(found)} for name, found in seconds.items()
-    ]
+def row(seconds: pd.DataFrame) -> dict[str, float]:
+    """Return median steps, and the median ratio to the bare loop's step of the same round with its standard error (by
+    bootstrapping).
+    """
+    ratio = (seconds.shardlab / seconds.bare).to_numpy()
+    medians = np.median(np.random.default_rng(0).choice(ratio, (500, len(ratio))), axis=1)
+    steps = {f"{name} ms": 1000 * seconds[name].median() for name in ("bare", "shardlab")}
+    return steps | {"ratio": float(np.median(ratio)), "standard error": float(medians.std())}
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """The command: its options, and what can be compared."""
 
 import argparse
-import os
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from traindiff.capture_files import KINDS, NAME, Capture, InputError
@@ -27,10 +25,8 @@ def main(words: list[str] | None = None) -> int:
         description="Find where two trainings that should be equal differ first, and which formula explains that.",
         epilog="Exit status: 0 if nothing differs, 1 if something does, 2 after an error.",
     )
-    parser.add_argument("other", metavar="OTHER", type=Path, help="folder or file of the training in question")
-    parser.add_argument(
-        "reference", metavar="REFERENCE", type=Path, help="folder or file of the training that is right"
-    )
+    parser.add_argument("other", metavar="OTHER", type=Path, help="folder of the training in question")
+    parser.add_argument("reference", metavar="REFERENCE", type=Path, help="folder of the training that is right")
     add_options(parser)
     args = parser.parse_args(words)
     try:
@@ -39,10 +35,7 @@ def main(words: list[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    try:
-        print(page, flush=True)
-    except BrokenPipeError:  # its reader, as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(page)
     return int(found.first is not None)
 
 
@@ -55,31 +48,21 @@ def add_options(parser: argparse._ActionsContainer) -> None:
     ):
         parser.add_argument(f"--{name}", action="append", default=[], metavar=shown, help=f"{text}; repeatable")
     parser.add_argument("--dtype", choices=[*NUMBERS], help="coarsest arithmetic, if files are in a finer dtype")
-    parser.add_argument("--twin", type=Path, help="the reference again, from weights moved by one rounding")
 
 
 def pair(args: argparse.Namespace) -> Pair:
     """Return the dumps that the options name, with sentences about what is compared in ``about["notes"]``.
 
     Raises:
-        InputError: an option is wrong, a folder or file cannot be read, or the dumps have nothing in common.
+        InputError: an option is wrong, or a folder or file cannot be read.
     """
     merge = [(pattern, int(dim)) for pattern, dim in (_rule("merge", rule) for rule in args.merge)]
-    plain = Rules([], merge, [_rule("skip", rule)[0] for rule in args.skip])
-    rules = Rules([_rule("rename", rule) for rule in args.rename], plain.merge, plain.skip, plain.matched)
-    actual = _read(args.other, rules)
-    reference, twin = _read(args.reference, plain), _read(args.twin, plain) if args.twin else None
-    for option in ("rename", "merge", "skip"):
-        for rule in getattr(rules, option):
-            pattern = rule if isinstance(rule, str) else rule[0]
-            if pattern not in rules.matched:
-                where = args.other if option == "rename" else f"{args.other} and {args.reference}"
-                raise InputError(
-                    f"--{option} '{pattern}' matches no tensor of {where}; one of the names is {_some(actual)}."
-                )
+    skip = [_rule("skip", rule)[0] for rule in args.skip]
+    actual = _read(args.other, Rules([_rule("rename", rule) for rule in args.rename], merge, skip))
+    reference = _read(args.reference, Rules([], merge, skip))
     if args.dtype:
         actual.about["dtype"] = args.dtype
-    found = Pair(actual, reference, twin)
+    found = Pair(actual, reference)
     actual.about["notes"] = _notes(found)
     return found
 
@@ -102,8 +85,8 @@ def _read(source: Path, rules: Rules) -> Capture:
         return Capture(source)
     if not source.exists():
         raise InputError(f"{source} does not exist.")
-    files = [source] if source.is_file() else [path for path in source.rglob(f"*{ENDING}") if path.is_file()]
-    if not files or files[0].suffix != ENDING:
+    files = [path for path in source.rglob(f"*{ENDING}") if path.is_file()]
+    if not files:
         raise InputError(
             f"{source} has no {ENDING} files, which traindiff.dump writes; of another format, load the tensors and "
             "write them by name: safetensors.torch.save_file({name: value.clone() for name, value in tensors.items()}, "
@@ -113,11 +96,7 @@ def _read(source: Path, rules: Rules) -> Capture:
 
 
 def _notes(pair: Pair) -> list[str]:
-    """Return what a reader has to know about what is compared.
-
-    Raises:
-        InputError: nothing can be compared.
-    """
+    """Return what a reader has to know about what is compared."""
     captures = pair.captures
     notes = []
     for capture, other in (captures, captures[::-1]):
@@ -127,11 +106,6 @@ def _notes(pair: Pair) -> list[str]:
                 f"Steps {ranges(more)} are only in `{capture.folder}` and not compared; both must number steps from 0."
             )
     found = {kind: [_has(capture, kind) for capture in captures] for kind in (*KINDS, "initial")}
-    if not any(map(all, found.values())):
-        has = [_listed(LABELS.get(kind, kind) for kind in found if found[kind][place]) for place in (0, 1)]
-        raise InputError(
-            f"{captures[0].folder} has {has[0]}, {captures[1].folder} has {has[1]}; they have none of these in common."
-        )
     for kind, (own, usual) in found.items():
         if own != usual:
             notes.append(f"Only `{captures[usual].folder}` has {LABELS.get(kind, kind)}; they are not compared.")
@@ -141,11 +115,3 @@ def _notes(pair: Pair) -> list[str]:
 def _has(capture: Capture, kind: str) -> bool:
     names = [kind] if kind == "initial" else [f"step{step}/{kind}" for step in capture.steps]
     return any(capture.tensors(name).names for name in names)
-
-
-def _some(capture: Capture) -> str:
-    return next((name for each in getattr(capture, "files", {}).values() for name in each.names), "none")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))

@@ -8,7 +8,7 @@ from functools import lru_cache
 from traindiff import formulas, outputs, sample_weights
 from traindiff.capture_files import InputError
 from traindiff.comparison import STAGES, stages
-from traindiff.fit import PART, Fit, View, coefficient, listed, number, ranges
+from traindiff.fit import PART, Fit, View, listed, number, ranges
 from traindiff.formulas import Formula, fewest, meaning
 from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage
 
@@ -175,7 +175,7 @@ def _of_samples(view: View) -> list[Formula]:
     ranks = {rank for _, rank in read}
     if len(ranks) > 1 and len(read) == len(own) * len(ranks):
         text = f"ranks {ranges(ranks)} read the same ones; {text}"
-    return [Formula("other samples", text, "compared by their names", Fit(values=len(own)))]
+    return [Formula("other samples", text, Fit(values=len(own)))]
 
 
 def _named(pair: Pair, side: int, step: int) -> set[object]:
@@ -189,7 +189,6 @@ def _of_norm(view: View) -> list[Formula]:
     if not all(math.isfinite(value) and value > 0 for value in values):
         return []
     times = values[0] / values[1]
-    shown = f"norm = {coefficient(times)} x that of the whole gradient"
     squares: dict[int, float] = defaultdict(float)
     parts = {}
     for rank in pair.actual.ranks(step):
@@ -199,10 +198,10 @@ def _of_norm(view: View) -> list[Formula]:
     for of_rank, square in squares.items() if len(squares) > 1 else ():
         off = abs(square / (sum(parts.values()) or 1.0) - times**2)
         if off <= min(4 * min(view.near, NEAR_NORMS) * times**2, view.limit(PART) * abs(1 - times**2)):
-            return [Formula("norm of some", f"of the part of rank {of_rank}", shown)]
+            return [Formula("norm of some", f"of the part of rank {of_rank}")]
     means = meaning(pair, step, times, view.near)
     is_plain = any(f"{each:.9g}" == f"{each:.2g}" for each in (times, 1 / times))
-    return [Formula("norm with a factor", number(times) + means, shown)] if means or is_plain else []
+    return [Formula("norm with a factor", number(times) + means)] if means or is_plain else []
 
 
 def _of_restored(view: View) -> list[Formula]:
@@ -211,11 +210,11 @@ def _of_restored(view: View) -> list[Formula]:
     wrong = [row.name for row in view.stage.wrong]
     if "step" in wrong:
         late = about["resumed_at"] - view.pair.actual.steps[-1] - 1
-        return [Formula("restored state", f"the step, {late} too late", "step = the saved one + k")]
+        return [Formula("restored state", f"the step, {late} too late")]
     names = [name.removeprefix("optimizer ") for name in wrong]
     is_of_state = all(name.startswith("optimizer ") for name in wrong)
     if is_of_state and not any(name in restored and bool(restored[name].any()) for name in names):
-        return [Formula("restored state", "the optimizer's is not there", "state = 0")]
+        return [Formula("restored state", "the optimizer's is not there")]
     return []
 
 
@@ -238,10 +237,10 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
         found.append("Gradients and updates of this step, where they are compared, are equal: the loss alone differs.")
     found += sample_weights.disagreements(pair, max(stage.step, 0))
     if not causes and stage.kind == "gradient" and not pair.reference.tensors(f"step{stage.step}/samples"):
-        found.append("`dumped.samples(losses)` in the reference, before `backward()`, would show each sample's weight.")
+        found.append("`dumped.samples(losses)` in the reference would show the weights of ranks and micro-batches.")
     is_finite = all(math.isfinite(row.difference) for row in stage.wrong)
     if not causes and is_finite and stage.kind in TENSORS and view.limit(LIMITS) > LIMITS["F64"]:
-        found.append("With both trainings in float64, or with a twin (--twin), rounding would be told apart.")
+        found.append("With both trainings in float64, rounding would be told apart.")
     return found
 
 

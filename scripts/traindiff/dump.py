@@ -15,7 +15,7 @@ import json
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,13 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.algorithms.join import Join
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""What torch.compile, FSDP1 and activation checkpointing add to names; see ``_names`` for DDP's `module.`."""
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+"""What torch.compile and activation checkpointing add to names; see ``_names`` for DDP's `module.`."""
 SAMPLE_VALUES = 65_536
 """Number of values of each sample's gradient that are written, about."""
 ADAM = ("exp_avg", "exp_avg_sq")
@@ -73,8 +72,6 @@ class Dump:
         self.stack = ExitStack()
         self.step = 0
         self.is_written = False
-        self.initial: dict[str, Tensor] = {}
-        """Weights of the first forward pass: a loop may change them before the optimizer's step."""
         self.suffix: str | bool | None = None
         """End of the names of this rank's files ("" or ".pp1"); False: another rank writes them."""
         self.alike = [0]
@@ -88,7 +85,7 @@ class Dump:
         for handle in (
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
-            # Before FSDP gathers its weights.
+            # Before FSDP casts what it gets.
             _core(self.model).register_forward_pre_hook(
                 torch.compiler.disable(self._input), with_kwargs=True, prepend=True
             ),
@@ -99,10 +96,8 @@ class Dump:
             for module in [each for each in [*sys.modules.values()] if getattr(each, "__dict__", None)]:
                 for key in [key for key, value in [*vars(module).items()] if value is function]:
                     _replace(self.stack, module, key, self._clip)
-        _replace(self.stack, FullyShardedDataParallel, "clip_grad_norm_", self._clip)
         _replace(self.stack, Tensor, "backward", self._backward)
         _replace(self.stack, torch.amp.GradScaler, "step", self._scaled_step)
-        _replace(self.stack, Join, "__enter__", _refuse_join)
         if "deepspeed" in sys.modules:
             _replace(self.stack, sys.modules["deepspeed"].DeepSpeedEngine, "step", self._engine_step)
         return self
@@ -172,7 +167,7 @@ class Dump:
         if not self._is_active():
             return
         names = self._trained()
-        if any(isinstance(each, DTensor) for each in names) or _is_fsdp1(self.model):
+        if any(isinstance(each, DTensor) for each in names):
             raise RuntimeError("samples() needs whole parameters: call it in a reference that is not sharded.")
         for loss in losses.flatten():
             found = torch.autograd.grad(loss, [*names], retain_graph=True, materialize_grads=True, allow_unused=True)
@@ -203,8 +198,6 @@ class Dump:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return  # of torch.func, whose tensors have no values of their own
         if module.training and torch.is_grad_enabled() and self._is_active():
-            if not self.is_written and not self.initial:
-                self.initial = self._before_forward()
             hashed, kind = hashes([keywords, args])
             self.batches.append(hashed)
             self.facts.setdefault("hashed", kind)
@@ -217,17 +210,6 @@ class Dump:
                 dtypes |= {policy.param_dtype} if policy and policy.param_dtype else set()
             if floats := [each for each in dtypes if each.is_floating_point]:
                 self.facts["dtype"] = str(min(floats, key=lambda each: torch.finfo(each).bits)).removeprefix("torch.")
-
-    def _before_forward(self) -> dict[str, Tensor]:
-        """Return the weights, where this rank can have them here; a collective if they are DTensors."""
-        names = self._names()
-        is_split = [isinstance(each, DTensor) for each in names]
-        # Of FSDP around an outer module, these are gathered already, in the dtype that it computes in.
-        is_gathered = not all(is_split) and any(isinstance(each, FSDPModule) for each in self.model.modules())
-        is_of_another = self.suffix is False and not any(is_split)
-        if is_of_another or is_gathered or _is_fsdp1(self.model):
-            return {}
-        return {name: _whole(each).to("cpu", copy=True).contiguous() for each, name in names.items()}
 
     def _backward(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **keywords: Any) -> Any:
         if tensor.numel() == 1 and self._is_active():
@@ -247,10 +229,10 @@ class Dump:
                 clipped = parameters = [parameters] if isinstance(parameters, Tensor) else [*parameters]
             # A backward pass since the last call: that call's step was skipped.
             if self.before is None or self.before[0] != self.passes:
-                with self._whole() as names:
-                    if any(each in names for each in clipped):
-                        self.before = self.passes, self._gradients(names)
-                        self.local = self._local(names)
+                names = self._names()
+                if any(each in names for each in clipped):
+                    self.before = self.passes, self._gradients(names)
+                    self.local = self._local(names)
             if self.before and limit is not None and original.__name__ != "clip_grad_value_":
                 self.facts["max_grad_norm"] = float(limit)
         self.inside += 1
@@ -293,52 +275,52 @@ class Dump:
         has_rate = any(float(group.get("lr", 1)) for group in optimizer.param_groups)
         if grads and not has_rate and not any(bool(each.any()) for each in grads):
             return  # PyTorch's set_optimizer_state_dict makes an optimizer's state by such a step
-        with self._whole() as names:
-            own = {names[each] for group in optimizer.param_groups for each in group["params"] if each in names}
-            if not own:
-                return
-            if float(getattr(optimizer, "found_inf", None) or 0):
-                return  # A fused optimizer, to which a GradScaler gives scaled gradients.
-            scale = float(getattr(optimizer, "grad_scale", None) or 1)
-            found = self._gradients(names)
+        names = self._names()
+        own = {names[each] for group in optimizer.param_groups for each in group["params"] if each in names}
+        if not own:
+            return
+        if float(getattr(optimizer, "found_inf", None) or 0):
+            return  # A fused optimizer, to which a GradScaler gives scaled gradients.
+        scale = float(getattr(optimizer, "grad_scale", None) or 1)
+        found = self._gradients(names)
+        kinds = {"gradients": found}
+        if self.before and self.before[0] == self.passes:
+            kinds = {"gradients": self.before[1], "clipped": found}
+        if self._compare_ranks(names, "clipped" in kinds):
             kinds = {"gradients": found}
-            if self.before and self.before[0] == self.passes:
-                kinds = {"gradients": self.before[1], "clipped": found}
-            if self._compare_ranks(names, "clipped" in kinds):
-                kinds = {"gradients": found}
-            # What another optimizer has, is its own when it steps; what none has, stays as it is here.
-            written = self.files.get("gradients", {})
-            kinds = {
-                kind: {
-                    name: value / scale if scale != 1 else value
-                    for name, value in values.items()
-                    if name in own or name not in written
-                }
-                for kind, values in kinds.items()
+        # What another optimizer has, is its own when it steps; what none has, stays as it is here.
+        written = self.files.get("gradients", {})
+        kinds = {
+            kind: {
+                name: value / scale if scale != 1 else value
+                for name, value in values.items()
+                if name in own or name not in written
             }
-            self._refuse_parts(own)
-            self._note_settings(optimizer, optimizer.param_groups, names)
-            weights = {} if self.is_written else {name: _whole(each) for each, name in names.items()} | self.initial
-            self._write_before(kinds, weights, names)
+            for kind, values in kinds.items()
+        }
+        self._refuse_parts(own)
+        self._note_settings(optimizer, optimizer.param_groups, names)
+        weights = {} if self.is_written else {name: _whole(each) for each, name in names.items()}
+        self._write_before(kinds, weights, names)
         self.stepped.append(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, keywords: Any) -> None:
         self.inside -= 1
         if self.inside or self.step >= self.steps or optimizer not in self.stepped:
             return
-        with self._whole() as names:
-            state = {
-                f"{names[each]}//{key}": _whole(value)
-                for each, entries in optimizer.state.items()
-                if each in names and not _is_fsdp1(self.model)
-                for key, value in entries.items()
-                if isinstance(value, Tensor) and (value.dim() or (key != "step" and not each.dim()))
-            }
-            own = {names[each] for group in optimizer.param_groups for each in group["params"] if each in names}
-            # ZeroRedundancyOptimizer: each rank has the state of some parameters.
-            if not {name.split("//")[0] for name in state} >= own & {*self.files["gradients"]}:
-                state = {}
-            self._write_after({name: _whole(each) for each, name in names.items()}, state)
+        names = self._names()
+        state = {
+            f"{names[each]}//{key}": _whole(value)
+            for each, entries in optimizer.state.items()
+            if each in names
+            for key, value in entries.items()
+            if isinstance(value, Tensor) and (value.dim() or (key != "step" and not each.dim()))
+        }
+        own = {names[each] for group in optimizer.param_groups for each in group["params"] if each in names}
+        # ZeroRedundancyOptimizer: each rank has the state of some parameters.
+        if not {name.split("//")[0] for name in state} >= own & {*self.files["gradients"]}:
+            state = {}
+        self._write_after({name: _whole(each) for each, name in names.items()}, state)
 
     def _scaled_step(
         self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **keywords: Any
@@ -407,6 +389,10 @@ class Dump:
 
     def _names(self) -> dict[Tensor, str]:
         names: dict[Tensor, str] = {}
+        modules = [*self.model.modules()]
+        is_sharded = any(getattr(each, "_is_fsdp_managed_module", False) for each in modules)
+        if is_sharded and not any(isinstance(each, FSDPModule) for each in modules):
+            raise RuntimeError("The parameters are flattened by FSDP1: use FSDP2 (fully_shard; fsdp_version: 2).")
         for name, parameter in self.model.named_parameters():
             for part in WRAPPERS:
                 name = name.replace(part, "")
@@ -417,20 +403,6 @@ class Dump:
 
     def _trained(self) -> dict[Tensor, str]:
         return {parameter: name for parameter, name in self._names().items() if parameter.requires_grad}
-
-    @contextmanager
-    def _whole(self) -> Iterator[dict[Tensor, str]]:
-        """Yield {parameter: name}, with FSDP1's parameters whole; a collective then."""
-        whole: Any = nullcontext()
-        if _is_fsdp1(self.model):
-            if not isinstance(self.model, FullyShardedDataParallel) or not self.model._use_orig_params:
-                raise RuntimeError(
-                    "The parameters are flattened by FSDP1: give dump the FullyShardedDataParallel module itself, made "
-                    "with use_orig_params=True, or use FSDP2 (fully_shard)."
-                )
-            whole = FullyShardedDataParallel.summon_full_params(self.model, writeback=False, with_grads=True)
-        with whole:
-            yield self._names()
 
     def _gradients(self, names: dict[Tensor, str]) -> dict[str, Tensor]:
         found = {name: _whole(each.grad) for each, name in names.items() if each.grad is not None}
@@ -470,7 +442,7 @@ class Dump:
             )
         if not self.is_written:
             plain = {name: each for each, name in own.items() if not isinstance(each, DTensor)}
-            if other := self._other_weights({} if _is_fsdp1(self.model) else plain):
+            if other := self._other_weights(plain):
                 raise RuntimeError(
                     f"{other[1]} is not the same on this rank and on rank {other[0]}. If it is split over these ranks "
                     "in plain tensors (as by Megatron or picotron), dump cannot know how: let each rank write its own "
@@ -478,7 +450,6 @@ class Dump:
                     "with --merge 'NAME=DIM'. If it should be the same, ranks do not begin with the same weights."
                 )
             self._save("initial", self._kept(weights))
-            self.initial = {}
         self.is_written = True
         for kind, tensors in kinds.items():
             self.files.setdefault(kind, {}).update(tensors)
@@ -514,7 +485,7 @@ class Dump:
 
     def _local(self, names: dict[Tensor, str]) -> dict[str, Tensor]:
         """Return this rank's gradients of plain parameters, which all ranks should have alike."""
-        if len(self.alike) < 2 or _is_fsdp1(self.model):
+        if len(self.alike) < 2:
             return {}
         own = {
             name: each.grad for each, name in names.items() if each.grad is not None and not isinstance(each, DTensor)
@@ -603,13 +574,6 @@ def _core(model: nn.Module) -> nn.Module:
     return _core(inner[0]) if inner else model
 
 
-def _refuse_join(*_: Any) -> None:
-    raise RuntimeError(
-        "dump cannot watch a loop under join(), in which ranks take different numbers of steps: they would wait for "
-        "each other. End the loop, or the dump, before the first rank has no more batches."
-    )
-
-
 def _engine_groups(optimizer: Any) -> list[dict[str, Any]]:
     """Return DeepSpeed's groups of parameters with the model's own parameters, which ZeRO flattens."""
     groups: list[dict[str, Any]] = optimizer.param_groups
@@ -637,12 +601,6 @@ def _settings(kind: str, groups: list[dict[str, Any]], names: dict[Tensor, str])
         | {"optimizer": kind, "params": [names[each] for each in group["params"] if each in names]}
         for group in groups
     ]
-
-
-def _is_fsdp1(model: nn.Module) -> bool:
-    modules = [*model.modules()]
-    is_managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in modules)
-    return is_managed and not any(isinstance(module, FSDPModule) for module in modules)
 
 
 def _has_engine_state(engine: Any, names: dict[Tensor, str]) -> bool:

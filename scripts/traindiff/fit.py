@@ -199,12 +199,6 @@ def number(value: float, near: float = NEAR["F64"]) -> str:
     return "0" if abs(value) < 1e-12 else short
 
 
-def coefficient(value: float) -> str:
-    """Return a fitted number as text to be multiplied."""
-    text = number(value)
-    return f"({text})" if " " in text else text
-
-
 def listed(names: Iterable[str], most: int = 3) -> str:
     """Return the first names as text, and how many more there are."""
     names = [*names]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-from traindiff.fit import Fit, Read, View, coefficient, listed, number
+from traindiff.fit import Fit, Read, View, listed, number
 from traindiff.pair import Pair
 
 SMALLEST_SCALE = 2**8
@@ -23,24 +23,18 @@ CHECKS = {
     "no gradient": "Parameters that are frozen, detached, or cleared before the step.",
     "zero": "What sets these tensors, or does not.",
     "previous gradient": "zero_grad() after each step, and what is kept between steps.",
-    "decay": "Weight decay: which parameters have it, how much, and whether it is added to the gradient (Adam) or "
-    "to the update (AdamW).",
     "not reduced": "Whether gradients are reduced over the ranks, after the last micro-batch (no_sync, "
     "require_backward_grad_sync, set_requires_gradient_sync).",
     "lost blocks": "Whether gradients are cleared between micro-batches, those of all ranks are averaged, and none "
     "has a loss of 0.",
     "means of blocks": "What each rank or micro-batch divides its loss by: its own number, where numbers differ.",
     "weights of blocks": "What multiplies or clips the loss, or the gradient, of these ranks or micro-batches.",
-    "weights of samples": "Weights of samples or classes, targets that are ignored, rows that fill up a batch or "
-    "repeat; or another loss of the same outputs.",
     "clip": "The limit of the clipping, its type of norm, and where the trainer, or the engine's own configuration, "
     "sets them.",
-    "clip of each block": "Clipping after each micro-batch, or on each rank before the reduction.",
     "no clipping": "Whether gradients are clipped, and the optimizer gets them.",
     "norm of some": "Over which shards and ranks the norm for clipping is taken.",
     "norm with a factor": "What the norm of the gradients is multiplied or divided by.",
     "coefficients of moments": "The optimizer's betas, momentum and dampening.",
-    "moments lost": "Whether the optimizer's state is loaded on a resume, before the first step.",
     "factor of updates": "The learning rate (its schedule, warm-up, a scheduler that steps more than once) and decay "
     "that the optimizer really has; clipping; whether it is the same optimizer; which parameters its groups have.",
     "no update": "Whether the optimizer has these parameters and takes a step, and with a learning rate above 0.",
@@ -65,7 +59,6 @@ class Formula:
     cause: str
     text: str
     """What it says of this case, in a few words: it follows the cause."""
-    equation: str
     fit: Fit = field(default_factory=Fit)
     table: list[str] = field(default_factory=list)
 
@@ -131,21 +124,21 @@ def _factor(view: View) -> Iterator[Formula]:
     if all(not bool(view.actual(name).any()) for name in names):
         zeros = Fit([], 0.0, sum(view.expected(name).numel() for name in names), len(names))
         cause = {"update": "no update", "gradient": "no gradient", "clipped gradient": "no gradient"}.get(kind, "zero")
-        yield Formula(cause, "" if view.is_whole else listed(names), f"{kind} = 0", zeros)
+        yield Formula(cause, "" if view.is_whole else listed(names), zeros)
         return
     if kind == "optimizer state" and view.gradients:
         return  # the gradients' factors say more
     if not (fit := view.solve(names, [view.expected])):
         return
     times, some = 1 + fit.solved[0], "" if view.is_whole else f" ({listed(names)})"
-    shown, text = f"{kind} = {coefficient(times)} x the reference's", number(times, view.near)
+    text = number(times, view.near)
     if kind == "update":
-        yield Formula("factor of updates", text + some, shown, fit)
+        yield Formula("factor of updates", text + some, fit)
     elif kind in ("gradient", "clipped gradient") and not some:
-        yield of_gradient(view, times, fit, shown)
+        yield of_gradient(view, times, fit)
     else:
         means = meaning(view.pair, view.step, times, view.near)
-        yield Formula("factor of some" if some else "factor", text + means + some, shown, fit)
+        yield Formula("factor of some" if some else "factor", text + means + some, fit)
 
 
 def norm_of(view: View, kind: str) -> float:
@@ -154,7 +147,7 @@ def norm_of(view: View, kind: str) -> float:
     return math.hypot(*(float(file[name].double().norm()) for name in file.names))
 
 
-def of_gradient(view: View, times: float, fit: Fit, shown: str) -> Formula:
+def of_gradient(view: View, times: float, fit: Fit) -> Formula:
     """c times the gradients of the reference; after the gradients, those that its optimizer gets."""
     is_first, exact = view.stage.kind == "gradient", replace(fit, solved=[])
     clipped = norm_of(view, "clipped") or norm_of(view, "gradients")
@@ -167,15 +160,14 @@ def of_gradient(view: View, times: float, fit: Fit, shown: str) -> Formula:
         return own < whole and any(view.same(own, norm * (1 + each / whole)) for each in (-1e-6, 0.0, 1e-6))
 
     if is_first and clips and clips_to(clipped):
-        return Formula("clip", f"to a norm of {own:.6g} as the reference, by its own code", shown, exact)
+        return Formula("clip", f"to a norm of {own:.6g} as the reference, by its own code", exact)
     if not is_first and clips and view.same(own, whole, 10):
-        return Formula("no clipping", "", f"{shown}: the gradients before clipping", exact)
+        return Formula("no clipping", "", exact)
     if not is_first and clips_to(limit):
-        shown = f"{shown}, whose norm then is the limit that the training says"
-        return Formula("clip", f"to a norm of {limit:.6g}", shown, exact)
+        return Formula("clip", f"to a norm of {limit:.6g}", exact)
     means = meaning(view.pair, view.step, times, max(view.near, 1e-5))
     text = number(times, view.near) + (means or f", to a norm of {own:.6g}" * (0 < own < whole))
-    return Formula("factor", text, shown, fit)
+    return Formula("factor", text, fit)
 
 
 def _previous(view: View) -> Iterator[Formula]:
@@ -186,19 +178,8 @@ def _previous(view: View) -> Iterator[Formula]:
             continue
         if fit := view.solve(view.names, [before.__getitem__]):
             text = f"{number(fit.solved[0], view.near)} times that of step {view.step - 1} is added"
-            shown = f"gradient = the reference's + {coefficient(fit.solved[0])} x the {kind} of step {view.step - 1}"
-            yield Formula("previous gradient", text, shown, fit)
+            yield Formula("previous gradient", text, fit)
             return
-
-
-def _decay(view: View) -> Iterator[Formula]:
-    """x' = x + k w, of all tensors that differ with one k."""
-    names = view.names
-    if not (fit := view.solve(names, [view.before])):
-        return
-    text = f"{number(fit.solved[0])} times the weights of "
-    text += "all parameters" if view.is_whole else listed(name.split("//")[0] for name in names)
-    yield Formula("decay", text, f"{view.stage.kind} = the reference's + k x the weights before the step", fit)
 
 
 # The optimizer
@@ -212,8 +193,8 @@ def _keys(names: Iterable[str]) -> list[str]:
     return [*dict.fromkeys(map(_key, names))]
 
 
-def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, tuple[float, float, float]] | None:
-    """Return the fit and (a, b, d) of a kind of moments: m = a m before + b g + d w (of squares: of g^2)."""
+def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, tuple[float, float]] | None:
+    """Return the fit and (a, b) of a kind of moments: m = a m before + b g (of squares: of g^2)."""
     gradient = view.gradients
     before = view.pair.reference.tensors(f"step{view.step - 1}/optimizer")
     if gradient is None:
@@ -221,15 +202,14 @@ def _of_moments(view: View, key: str, names: list[str], of: Read) -> tuple[Fit, 
     has_before = all(name in before for name in names)
     terms: list[Read] = [lambda name: before[name].double()] * has_before
     terms.append(lambda name: gradient(name) ** (2 if key.endswith("_sq") else 1))
-    for more in ([], [view.before]):  # decay that is added to the gradient
-        if (not more or not key.endswith("_sq")) and (fit := view.solve(names, [*terms, *more], of)):
-            a, b, d = [0.0] * (not has_before) + fit.solved + [0.0] * (not more)
-            return fit, (a, b, d)
-    return None
+    if not (fit := view.solve(names, terms, of)):
+        return None
+    a, b = [0.0] * (not has_before) + fit.solved
+    return fit, (a, b)
 
 
 def _moments(view: View) -> Iterator[Formula]:
-    """m' = a' m before + b' g: other coefficients, a gradient with a factor, or moments that are lost."""
+    """m' = a' m before + b' g: other coefficients, or a gradient with a factor."""
     fits, own, usual = [], {}, {}
     for key in _keys(view.names):
         names = [name for name in view.names if _key(name) == key]
@@ -243,39 +223,24 @@ def _moments(view: View) -> Iterator[Formula]:
             usual[key] = found[1]
     solved = [each for one in fits for each in one.solved]
     fit = Fit(solved, max(f.left for f in fits), sum(f.values for f in fits), sum(f.tensors for f in fits))
-    shown = "; ".join(
-        f"{key} = {coefficient(a)} x that before + {coefficient(b)} x g"
-        + "^2" * key.endswith("_sq")
-        + f" + {coefficient(d)} x w" * bool(d)
-        for key, (a, b, d) in own.items()
-    )
-    if not usual.keys() >= own.keys():
-        counted = view.pair.reference.shown(view.step).get("optimizer_steps")
-        is_first = view.step == view.pair.reference.steps[0]
-        if (
-            is_first and not usual and counted and counted != [0]
-        ):  # the reference goes on from moments of before the first step
-            yield Formula("moments lost", "they begin with this step's gradient", shown, fit)
+    if not usual.keys() >= own.keys():  # the reference's go on from before the first step
         return
     # Moments that do not differ are those of a factor of 1.
-    times = [abs(b / usual[key][1]) ** (0.5 if key.endswith("_sq") else 1) for key, (_, b, _) in own.items()]
+    times = [abs(b / usual[key][1]) ** (0.5 if key.endswith("_sq") else 1) for key, (_, b) in own.items()]
     times += [1.0] * (len(usual) - len(own))
-    same = all(b / usual[key][1] >= 0 and abs(a - usual[key][0]) <= 10 * view.near for key, (a, b, _) in own.items())
-    decays = all(view.same(d, usual[key][2], 100) for key, (*_, d) in own.items())
+    same = all(b / usual[key][1] >= 0 and abs(a - usual[key][0]) <= 10 * view.near for key, (a, b) in own.items())
     by_factor = (
         same
-        and decays
         and all(view.same(each, times[0], 3) for each in times)
         and not any(key in COEFFICIENTS for key, _ in different_settings(view))
     )
     if by_factor:
-        equation = f"gradient in the optimizer = {coefficient(times[0])} x the reference's"
-        yield of_gradient(view, times[0], replace(fit, solved=times[:1]), equation)
-    if decays and not (by_factor and len(usual) > 1):
+        yield of_gradient(view, times[0], replace(fit, solved=times[:1]))
+    if not (by_factor and len(usual) > 1):
         text = "; ".join(
-            f"{key}: {', not '.join(f'{a:.6g} and {b:.6g}' for a, b, _ in (own[key], usual[key]))}" for key in own
+            f"{key}: {', not '.join(f'{a:.6g} and {b:.6g}' for a, b in (own[key], usual[key]))}" for key in own
         )
-        yield Formula("coefficients of moments", text, shown, fit)
+        yield Formula("coefficients of moments", text, fit)
 
 
 def settings(view: View, side: int) -> dict[str, dict[str, Any]]:
@@ -307,9 +272,7 @@ def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
 
 Formulas = Callable[[View], Iterable[Formula]]
 _OF: dict[str, tuple[Formulas, ...]] = {
-    "gradient": (_factor, _previous, _decay),
-    "clipped gradient": (_factor, _decay),
-    "optimizer state": (_factor, _moments, _decay),
-    "update": (_factor, _decay),
+    "gradient": (_factor, _previous),
+    "optimizer state": (_factor, _moments),
 }
 """By the kind of a stage of tensors, where not only a factor is looked for; samples and outputs have their own."""

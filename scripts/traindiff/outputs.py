@@ -241,7 +241,7 @@ def explain(pair: Pair, stage: Stage) -> list[Formula]:
     if not (fit := _solve(pair, off, initial[name].double().expand_as(off), expected)):
         return []
     times = number(fit.solved[0])
-    return [Formula("bias", f"{times} times {name} is added", f"output = the reference's + {times} x {name}", fit)]
+    return [Formula("bias", f"{times} times {name} is added", fit)]
 
 
 def _solve(pair: Pair, off: Tensor, term: Tensor, expected: Tensor) -> Fit | None:

@@ -40,9 +40,7 @@ def _causes(found: Diagnosis) -> list[str]:
         lines.append(f"- **{cause.name}**")
         fit = cause.fit
         if fit.tensors:
-            lines.append(f"  - It holds: {cause.equation}. On {fit.on}, it leaves {fit.left:.1g} of the difference.")
-        else:
-            lines.append(f"  - It holds: {cause.equation}.")
+            lines.append(f"  - On {fit.on}, its formula leaves {fit.left:.1g} of the difference.")
         lines.append(f"  - Check: {CHECKS[cause.cause]}")
     table = next((cause.table for cause in found.causes if cause.table), [])
     return [*lines, "", *table] if table else lines

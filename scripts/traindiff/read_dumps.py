@@ -37,27 +37,19 @@ class Rules:
     """(regular expression of a whole name, dimension along which the files' parts are joined)."""
     skip: list[str] = field(default_factory=list)
     """Regular expressions of whole names that are left out."""
-    matched: set[str] = field(default_factory=set)
-    """Expressions that matched a name of one of the dumps."""
 
     def name(self, name: str) -> str:
         name = WRAPPERS.sub("", name)
         for pattern, new in self.rename:
-            name, count = re.subn(pattern, new, name)
-            self.matched |= {pattern} if count else set()
+            name = re.sub(pattern, new, name)
         return name
 
     def dimension(self, name: str) -> int | None:
         """Return the dimension along which the parts of a tensor are joined."""
-        return next((dim for pattern, dim in self.merge if self._matches(pattern, name)), None)
+        return next((dim for pattern, dim in self.merge if re.fullmatch(pattern, name)), None)
 
     def skips(self, name: str) -> bool:
-        return any(self._matches(pattern, name.split("//")[0]) for pattern in self.skip)
-
-    def _matches(self, pattern: str, name: str) -> bool:
-        found = bool(re.fullmatch(pattern, name))
-        self.matched |= {pattern} if found else set()
-        return found
+        return any(re.fullmatch(pattern, name.split("//")[0]) for pattern in self.skip)
 
 
 class Dump(Capture):
@@ -67,7 +59,7 @@ class Dump(Capture):
         super().__init__(folder)
         groups: dict[str, list[Path]] = defaultdict(list)
         for path in files:
-            groups[_file(path.relative_to(folder) if path != folder else Path(path.name))].append(path)
+            groups[_file(path.relative_to(folder))].append(path)
         self.files = {
             name: Parts(self, name, sorted(paths, key=_natural), rules) for name, paths in sorted(groups.items())
         }
@@ -119,7 +111,6 @@ class Parts(Tensors):
                         f"{self.places[name][0][1]} and {former} of {dump.folder} both become {name}; write --rename "
                         "so that they differ."
                     )
-                rules.dimension(name)  # notes which rules match
                 self.places[name].append((file, former))
 
     @cached_property

@@ -5,13 +5,12 @@ sum is the reference's gradient, in which each counts once.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 from torch import Tensor
 
 from traindiff.capture_files import InputError, Samples
-from traindiff.fit import PART, ROUNDING, Fit, View, coefficient, least_squares, listed, number, ranges
+from traindiff.fit import PART, ROUNDING, Fit, View, least_squares, listed, number, ranges
 from traindiff.formulas import Formula, fewest
 from traindiff.pair import Pair
 
@@ -19,8 +18,6 @@ SINGULAR = {"F64": 1e-10, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
 """Below this part of the largest singular value, gradients are not independent."""
 LISTED = 16
 """Most weights in a table."""
-MORE = 4
-"""How often a sample is looked for."""
 PLURALS = {"micro-batch": "micro-batches", "rank's micro-batch": "ranks' micro-batches"}
 
 
@@ -53,8 +50,6 @@ class _Sums:
     rows: Tensor
     """(samples, values), in the order of ``samples.taken``."""
     actual: Tensor
-    ambient: int
-    """Number of independent gradients that are known of this model: a fit of as many unknowns explains everything."""
 
     def fit(self, predicted: Tensor, unknowns: list[float]) -> Fit | None:
         """Return a fit if this is the other training's gradient, up to rounding."""
@@ -69,7 +64,7 @@ class _Sums:
 
     def solve(self, matrix: Tensor) -> Fit | None:
         """Return the fit of the gradient by the rows of a matrix, if it holds and says more than its unknowns."""
-        if len(matrix) >= self.ambient or matrix.shape[1] <= len(matrix):
+        if matrix.shape[1] <= len(matrix):
             return None
         weights = least_squares(matrix.T, self.actual, self.view.limit(SINGULAR))
         return None if weights is None else self.fit(weights @ matrix, weights.tolist())
@@ -101,32 +96,19 @@ def explain(view: View) -> list[Formula]:
 
 
 def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
-    def column(side: int, step: int) -> Tensor:
-        capture = view.pair.captures[side]
-        read = view.pair.gradients(capture, f"step{step}/gradients")
-        return torch.cat([samples.kept(name, read(name)) for name in names])
-
-    def has(step: int) -> bool:
-        file = view.pair.reference.tensors(f"step{step}/gradients")
-        return all(name in file for name in names)
-
     rows = torch.cat([samples[name] for name in names], 1)
-    actual, expected = column(0, view.step), column(1, view.step)
+    reads = [view.pair.gradients(capture, f"step{view.step}/gradients") for capture in view.pair.captures]
+    actual, expected = (torch.cat([samples.kept(name, read(name)) for name in names]) for read in reads)
     if not all(bool(torch.isfinite(each).all()) for each in (rows, actual, expected)):
         return None
     if float((rows.sum(0) - expected).norm()) > view.limit(ROUNDING) * float(expected.norm()):
         return None
-    more = [column(1, step) for step in view.pair.reference.steps if step != view.step and has(step)]
-    known_rows = torch.cat([rows, *(each[None] for each in more)])
-    known_rows = known_rows / known_rows.norm(dim=1, keepdim=True).clamp(min=1e-300)
-    values = torch.linalg.svdvals(known_rows)
-    return _Sums(view, samples, names, rows, actual, int((values > view.limit(SINGULAR) * values[0]).sum()))
+    return _Sums(view, samples, names, rows, actual)
 
 
 def _formulas(sums: _Sums) -> Iterator[Formula]:
     partitions = [*_partitions(sums.view, sums.samples)]
     for partition in partitions:
-        yield from _clip_of_each(sums, partition)
         yield from _means(sums, partition)
     for partition in sorted(partitions, key=lambda each: len(each.blocks)):
         if fit := sums.solve(sums.blocks(partition)):
@@ -134,8 +116,6 @@ def _formulas(sums: _Sums) -> Iterator[Formula]:
             break
     by_sample = Partition("sample", tuple(range(len(sums.samples))))
     yield from _means(sums, by_sample)
-    if fit := sums.solve(sums.rows):
-        yield from _of_samples(sums, fit)
 
 
 def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
@@ -153,18 +133,15 @@ def _means(sums: _Sums, partition: Partition) -> Iterator[Formula]:
         weights = torch.tensor([sum(counts) / own[label] for label in partition.labels], dtype=torch.float64)
         predicted = weights @ sums.rows
         times = float(sums.actual @ predicted) / float(predicted @ predicted)
-        view, shown = sums.view, listed((f"{each:g}" for each in own.values()), LISTED)
-        is_mean = view.same(times * blocks, 1, 10)
+        is_mean = sums.view.same(times * blocks, 1, 10)
         times = 1 / blocks if is_mean else 1.0
         if not (fit := sums.fit(times * predicted, [])):
             continue
         text = f"the {blocks} {partition.plural}' means are added"
         if is_mean:
             text = f"the mean of the {partition.plural}' means, not of all {what}"
-        divisor = f"the number of {what} of its {partition.kind} ({shown})"
-        equation = f"weight of a sample = {coefficient(times)} x {sum(counts)} / {divisor}"
         table = _table(sums.samples, (times * weights).tolist(), partition)
-        yield Formula("means of blocks", text, equation, fit, table)
+        yield Formula("means of blocks", text, fit, table)
 
 
 def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]:
@@ -182,7 +159,6 @@ def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]
         rounded = weights
     lost = [block for block, value in rounded.items() if value == 0]
     left = [value for block, value in rounded.items() if block not in lost]
-    shown = f"gradient = sum over {len(blocks)} {partition.plural} of a weight x their part of the reference's"
     each = ", ".join(f"{_label(block)}: {number(value)}" for block, value in rounded.items())
     alone = bool(lost) and len(left) == 1
     # Where ranks have the same gradients, one of them may have sent its own.
@@ -200,7 +176,7 @@ def _of_blocks(sums: _Sums, partition: Partition, fit: Fit) -> Iterator[Formula]
         return  # any other loss of a model with one output gives each sample a weight of its own
     else:
         cause, text = "weights of blocks", f"{partition.kind} {each}"
-    yield Formula(cause, text, shown, fit, table)
+    yield Formula(cause, text, fit, table)
 
 
 def _unreduced(weights: dict[object, float]) -> str:
@@ -217,63 +193,19 @@ def _unreduced(weights: dict[object, float]) -> str:
     return f"micro-batch{'es' * (len(own) > 1)} {listed(map(str, own), 8)} of {len(micros)}"
 
 
-def _of_samples(sums: _Sums, fit: Fit) -> Iterator[Formula]:
-    """Each sample has a weight of its own: some count several times, or not at all."""
-    samples, near, weights = sums.samples, 100 * sums.view.near, fit.solved
-    if max(weights) - min(weights) <= near * max(map(abs, weights)):
-        return
-    text, once = f"from {min(weights):.4g} to {max(weights):.4g} times the reference's", median(weights)
-    times = [round(weight / once) if once > near else -1 for weight in weights]
-    if max(times) <= MORE and min(times) >= 0 and sums.fit(once * torch.tensor(times).double() @ sums.rows, []):
-        places = {0: " (the step's first)", len(times) - 1: " (the step's last)"}
-        named = [samples.label(row) + places.get(row, "") for row in range(len(times))]
-        counts = {count: [n for n, each in zip(named, times, strict=True) if each == count] for count in {*times} - {1}}
-        text = "; ".join(f"{count} times {listed(names, 8)}" for count, names in sorted(counts.items()))
-        text += f"; the others {number(once)} times" * (abs(once - 1) > near)
-    shown = "gradient = sum over the samples of a weight x their part of the reference's"
-    yield Formula("weights of samples", text, shown, fit, _table(samples, weights, None))
-
-
-def _clip_of_each(sums: _Sums, partition: Partition) -> Iterator[Formula]:
-    """The norm is clipped after each block: g = clip(g + its part), or clip(each part) before their mean."""
-    view, samples = sums.view, sums.samples
-    stated = [capture.shown(view.step).get("max_grad_norm") for capture in view.pair.captures]
-    limits = {float(each) for each in stated if each}
-    if any(name in samples.indexed for name in samples.names):
-        return  # norms are of whole gradients
-    parts = sums.blocks(partition)
-
-    def clip(value: Tensor) -> Tensor:
-        return value * min(1.0, limit / (float(value.norm()) + 1e-6))
-
-    for limit in limits:
-        last = total = torch.zeros_like(parts[0])
-        for part in parts:
-            last = total + part
-            total = clip(last)
-        mean = torch.stack([clip(len(parts) * part) for part in parts]).mean(0)
-        after = f"after each {partition.kind}"  # written before the last clipping, or after it
-        of_each = f"of each {partition.kind} before the reduction"
-        for predicted, text in ((last, after), (total, after), (mean, of_each)):
-            if fit := sums.fit(predicted, []):
-                clipped = f"to a norm of {limit:g} {text}"
-                yield Formula("clip of each block", clipped, f"the norm is clipped {text}", fit)
-                return
-
-
 def _label(block: object) -> str:
     return "/".join(map(str, block)) if isinstance(block, tuple) else str(block)
 
 
-def _table(samples: Samples, weights: list[float], partition: Partition | None) -> list[str]:
+def _table(samples: Samples, weights: list[float], partition: Partition) -> list[str]:
     """Return a table of the weights of the samples."""
     most = max(map(abs, weights))
-    head = ["sample", *["targets"] * bool(samples.targets), *([partition.kind] if partition else []), "weight"]
+    head = ["sample", *["targets"] * bool(samples.targets), partition.kind, "weight"]
     rows = [
         [
             samples.label(row),
             *map(str, samples.targets[row : row + 1]),
-            *([_label(partition.labels[row])] if partition else []),
+            _label(partition.labels[row]),
             f"{weight if abs(weight) > 1e-6 * most else 0.0:.6g}",
         ]
         for row, weight in enumerate(weights)

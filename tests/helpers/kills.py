@@ -22,7 +22,6 @@ from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.files import write_json
 from shardlab.runs import commands, forkserver
-from shardlab.runs.attempts import history
 
 MARK = "SHARDLAB_TRIAL"
 """Environment variable by which all processes of a trial are found, whoever their parent is by now."""
@@ -68,8 +67,6 @@ class Kill:
     signal: str
     at: str
     reached: int
-    attempt: int
-    """Which one, from 0; -1 before the first one was noted."""
 
 
 class Trial:
@@ -192,7 +189,7 @@ def kill_once(trial, chance):
     assert number != signal.SIGKILL or trial.last() == step_then, "something trained on two seconds after the kill"
     child.wait()
     at = f"step {step}" if step is not None else f"{time.monotonic() - started:.1f} s"
-    return Kill(trial.strategy, role, number.name, at, trial.last() + 1, len(history(trial.folder)) - 1)
+    return Kill(trial.strategy, role, number.name, at, trial.last() + 1)
 
 
 def soak(folder, kills, seed, report=print):

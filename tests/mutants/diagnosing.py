@@ -7,7 +7,7 @@ from pathlib import Path
 
 def use(copy):
     """Import from a copy of the project, in a fork that has imported nothing of it."""
-    folders = "scripts", "tests", "tests/parity", "benchmarks"
+    folders = "scripts", "tests", "tests/parity"
     sys.path[:0] = [f"{copy}/{folder}" for folder in folders]
 
 
@@ -22,7 +22,6 @@ def case_of(text):
     recipes = RECIPES | {"reference": EVERYTHING | REFERENCES.get(workload, {})}
     recipe = {key: value for word in more if word in recipes for key, value in recipes[word].items()}
     recipe |= {"gradient_accumulation_steps": 3} if "thrice" in more else {}
-    recipe |= {"max_steps": 6} if "resumed" in more else {}
     return Case(strategy, workload, (*recipe.items(),), ranks)
 
 

@@ -1,4 +1,4 @@
-"""A fault: a change of one place in the code, the tests that are asked about it, its diagnosis and its sources."""
+"""A fault: a change of one place in the code, the tests that are asked about it, and its diagnosis."""
 
 from dataclasses import dataclass
 
@@ -19,19 +19,6 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
-class Published:
-    """Faults of one kind that other projects published."""
-
-    sources: str
-    says: str
-    """What went wrong there."""
-    case: str = ""
-    """Training that shows it, if not that of the diagnosis; none of both: a test sees it."""
-    note: str = ""
-    """Why it is not reproduced, or what a reader must know of it."""
-
-
-@dataclass(frozen=True)
 class Fault:
     """In ``file``, the one occurrence of ``right`` becomes ``wrong``."""
 
@@ -48,13 +35,6 @@ class Fault:
     diagnosis: Diagnosis | None = None
     unnamed: str = ""
     """Why the first steps do not show a fault that changes numbers."""
-    published: Published | None = None
-
-    @property
-    def shown_by(self) -> str:
-        """Return the training that shows a published fault; empty if there is none."""
-        case = self.published.case if self.published else ""
-        return case or (self.diagnosis.case if self.diagnosis else "")
 
     def put_into(self, text: str) -> str:
         """Return the text of the file with the fault in it; exit if it does not apply or is not valid code."""

@@ -1,6 +1,9 @@
-"""Faults of this field, by hand, by what they are about, with what their diagnosis must say and who published them."""
+"""Faults of this field, by hand, by what they are about, with what their diagnosis must say.
 
-from fault import Diagnosis, Fault, Published
+Issues in names: where other projects published the same (docs/evidence.md).
+"""
+
+from fault import Diagnosis, Fault
 
 S = "scripts/shardlab/"
 NATIVE, TENSOR, PIPELINE = f"{S}parallel/native.py", f"{S}parallel/tensor.py", f"{S}parallel/pipeline.py"
@@ -49,7 +52,7 @@ CONTINUED = at("parity/test_resume", "test_ends_where_an_uninterrupted_run_ends[
 FAULTS = [
     # Between ranks: gradients, split layers, stages, who reads what.
     Fault(
-        "the whole factor of a split adapter learns from one rank's part",
+        "the whole factor of a split adapter learns from one rank's part (mcore-bridge #173)",
         NATIVE,
         "            if gradient is not None and gradient.placements != placements:\n",
         "            if gradient is not None and parameter.dim() == 2 and min(parameter.shape) == 2:\n"
@@ -58,12 +61,9 @@ FAULTS = [
         "            elif gradient is not None and gradient.placements != placements:\n",
         parity("tp_sp-llama2-adapted-float64"),
         diagnosis=Diagnosis("tp_sp llama2 adapted", stage="gradient"),
-        published=Published(
-            "mcore-bridge #173", "an adapter's replicated factor is not summed over tensor-parallel ranks"
-        ),
     ),
     Fault(
-        "each rank draws its own adapter",
+        "each rank draws its own adapter (transformers #48792, #48873)",
         NATIVE,
         "        if weights:\n            self.ready(",
         "        for part in self.parts if weights else ():\n"
@@ -72,47 +72,33 @@ FAULTS = [
         "        if weights:\n            self.ready(",
         parity("fsdp-llama2-adapted-float64"),
         diagnosis=Diagnosis("fsdp llama2 adapted", stage="initial weights"),
-        published=Published("transformers #48792, #48873", "each rank trains an adapter of its own"),
     ),
     Fault(
-        "lora_B exported as zeros",
+        "lora_B exported as zeros (mcore-bridge #173)",
         f"{S}models/export.py",
         '.weight"] = value\n',
         '.weight"] = value * name.endswith("lora_A")\n',
         at("unit/test_adapters", "test_peft_computes_the_same_from_what_is_exported"),
-        published=Published(
-            "mcore-bridge #173",
-            "an adapter's second factor is exported as zeros",
-            note="of a file that no training reads",
-        ),
     ),
     # What ranks do to each other's gradients.
     Fault(
-        "norm for clipping of the local shard alone",
+        "norm for clipping of the local shard alone (Megatron #7452, #7530; DeepSpeed #1801)",
         NATIVE,
         "if not placement.is_replicate():",
         "if False:",
         parity("fsdp-mlp-float64"),
         diagnosis=Diagnosis("fsdp mlp", cause="norm of some"),
-        published=Published(
-            "Megatron #7452, #7530; DeepSpeed #1801",
-            "the norm for clipping is that of a rank's part",
-            case="tp llama2 accumulated",
-        ),
     ),
     Fault(
-        "gradients of norms not reduced under sequence parallelism",
+        "gradients of norms not reduced under sequence parallelism (Megatron #7452, #1446)",
         NATIVE,
         "if gradient is not None and gradient.placements != placements:",
         "if False:",
         parity("tp_sp-vit-float64"),
         diagnosis=Diagnosis("tp_sp vit", stage="norm"),
-        published=Published(
-            "Megatron #7452, #1446", "gradients of replicated weights stay partial under tensor parallelism"
-        ),
     ),
     Fault(
-        "FSDP sums bf16 gradients in bf16",
+        "FSDP sums bf16 gradients in bf16 (pytorch #190626)",
         f"{S}parallel/fsdp.py",
         "inside = MixedPrecisionPolicy(low, reduce_dtype=dtype)",
         "inside = MixedPrecisionPolicy(low, reduce_dtype=low)",
@@ -121,12 +107,6 @@ FAULTS = [
             "test_low_precision_trains_and_is_near_full_precision[fsdp-vit-bf16-float32]",
         ),
         unnamed="captures are in full precision",
-        published=Published(
-            "pytorch #190626",
-            "bf16 gradients are summed in bf16",
-            case="fsdp vit",
-            note="a rounding, and in bf16 alone",
-        ),
     ),
     Fault(
         "HSDP's replicas do not average",
@@ -137,13 +117,12 @@ FAULTS = [
         diagnosis=Diagnosis("hsdp mlp", cause="no gradient"),
     ),
     Fault(
-        "gradients summed over the ranks, not averaged",
+        "gradients summed over the ranks, not averaged (pytorch #162338)",
         STEP,
         "world.dims.loss_parts / step.targets",
         "world.dims.loss_parts**2 / step.targets",
         parity("ddp-mlp-float64"),
         diagnosis=Diagnosis("ddp mlp", cause="factor"),
-        published=Published("pytorch #162338", "an average that sums"),
     ),
     Fault(
         "ZeRO's loss without times gradient_accumulation_steps",
@@ -170,7 +149,7 @@ FAULTS = [
         parity("fsdp_tp-llama2-compiled-float64"),
     ),
     Fault(
-        "bias of a row layer added by every rank",
+        "bias of a row layer added by every rank (torchtitan #4245)",
         TENSOR,
         "    if sequence_parallel:\n        for pattern",
         "    for pattern in [p for p, style in plan.items() if style == 'row']:\n"
@@ -180,7 +159,6 @@ FAULTS = [
         "    if sequence_parallel:\n        for pattern",
         parity("tp-mlp-float64"),
         diagnosis=Diagnosis("tp mlp", cause="bias"),
-        published=Published("torchtitan #4245", "a replicated bias added once per tensor-parallel rank"),
     ),
     Fault(
         "other dropout masks on each rank of a tensor-parallel group",
@@ -195,15 +173,12 @@ FAULTS = [
     ),
     # What is cut into stages.
     Fault(
-        "a pipeline averages over its micro-batches once more",
+        "a pipeline averages over its micro-batches once more (DeepSpeed #8154, #8152)",
         PIPELINE,
         "scale_grads=False",
         "scale_grads=True",
         parity("pp-mnist-float64"),
         diagnosis=Diagnosis("pp mnist", cause="factor"),
-        published=Published(
-            "DeepSpeed #8154, #8152", "gradients divided by the micro-batches once too often in a pipeline"
-        ),
     ),
     Fault(
         "no gradient goes back between the devices of model parallelism",
@@ -215,13 +190,12 @@ FAULTS = [
     ),
     # Who reads what.
     Fault(
-        "every rank trains on the whole batch",
+        "every rank trains on the whole batch (accelerate #3938)",
         BATCHES,
         "local = order.samples_of(batch, world.data_rank, world.data_size)",
         "local = batch",
         parity("ddp-mlp-float64"),
         diagnosis=Diagnosis("ddp mlp", cause="other samples"),
-        published=Published("accelerate #3938", "ranks train on the same batches"),
     ),
     Fault(
         "tensor-parallel ranks read samples of their own (JSC, December 2025)",
@@ -230,16 +204,14 @@ FAULTS = [
         "local = order.samples_of(batch, world.data_rank, world.data_size)[:: 1 if world.is_rank0 else -1]",
         parity("tp-llama2-float64"),
         diagnosis=Diagnosis("tp llama2", stage="output"),
-        published=Published("JSC course, December 2025", "tensor-parallel ranks read samples of their own"),
     ),
     Fault(
-        "the same order in each epoch",
+        "the same order in each epoch (accelerate #4195)",
         ORDER,
         "(seed, epoch)).permutation",
         "(seed, 0)).permutation",
         reference("mlp"),
         diagnosis=Diagnosis("single mlp reference", cause="other samples"),
-        published=Published("accelerate #4195", "every epoch in the order of the first"),
     ),
     # Context parallelism: pieces of sequences, positions and targets, attention over what other ranks have.
     Fault(
@@ -251,7 +223,7 @@ FAULTS = [
         diagnosis=Diagnosis("cp llama2", stage="output"),
     ),
     Fault(
-        "a ring's backward pass with the log-sum-exp of a block instead of the row's",
+        "a ring's backward pass with the log-sum-exp of a block instead of the row's (Megatron #1503)",
         RING,
         "own = gradient[at], query[at], output[at], lse[at]",
         "bias = _bias(mask, documents, split, source, block, query.dtype)\n"
@@ -259,12 +231,9 @@ FAULTS = [
         "            own = gradient[at], query[at], output[at], one[1]",
         parity("cp_ring-llama2-float64"),
         diagnosis=Diagnosis("cp_ring llama2", stage="gradient"),
-        published=Published(
-            "Megatron #1503, TransformerEngine #1615", "attention's backward pass with the softmax of a part"
-        ),
     ),
     Fault(
-        "gradients of gathered keys and values not reduced",
+        "gradients of gathered keys and values not reduced (pytorch #153016)",
         CONTEXT,
         "parts = all_gather_single_autograd(torch.stack((key, value)).movedim(3, 0).contiguous(), 0, group)",
         "own = torch.stack((key, value)).movedim(3, 0).contiguous()\n"
@@ -272,29 +241,22 @@ FAULTS = [
         "    parts = torch.cat([own if n == split.rank else other for n, other in enumerate(others)])",
         CP,
         diagnosis=Diagnosis("cp llama2", stage="gradient"),
-        published=Published("pytorch #153016", "an all-gather whose gradient is not reduced"),
     ),
     Fault(
-        "the loss of an evaluation times the number of parts of a sequence",
+        "the loss of an evaluation times the number of parts of a sequence (torchtitan #3257)",
         EVALUATION,
         "return float(world.sum(total)) / sum(",
         "return world.sequence.ranks * float(world.sum(total)) / sum(",
         parity("cp-llama2-float64"),
         diagnosis=Diagnosis("cp llama2", stage="evaluation"),
-        published=Published("torchtitan #3257", "validation counts tokens after the split of sequences"),
     ),
     Fault(
-        "each rank's loss divided by its own number of targets",
+        "each rank's loss divided by its own number of targets (Megatron #7452)",
         STEP,
         "engine.forward_backward(micro, world.dims.loss_parts / step.targets,",
         'engine.forward_backward(micro, 1 / float((micro.batch["targets"] != -100).sum()),',
         parity("cp-xsum-float64"),
         diagnosis=Diagnosis("cp xsum", cause="means of blocks"),
-        published=Published(
-            "Megatron #7452",
-            "a loss divided by the rank's own number of tokens",
-            note="there, of the loss of multi-token prediction",
-        ),
     ),
     Fault(
         "a layer with a window over positions sees its rank's own part only (accelerate #4177)",
@@ -302,11 +264,6 @@ FAULTS = [
         "states = self.mlp_norm(x)",
         "states = self.mlp_norm(x)\n        states = states + F.pad(states, (0, 0, 1, 0))[:, :-1]",
         CP,
-        published=Published(
-            "accelerate #4177",
-            "a layer with a window over positions sees its rank's part",
-            note="such layers are refused under context parallelism",
-        ),
     ),
     Fault(
         "a ring's backward pass with the gradient of other positions (Megatron #1464)",
@@ -315,9 +272,6 @@ FAULTS = [
         "own = gradient.flip(2)[at], query[at], output[at], lse[at]",
         parity("cp_ring-llama2-float64"),
         diagnosis=Diagnosis("cp_ring llama2", stage="gradient"),
-        published=Published(
-            "Megatron #1464, #1465", "context parallelism with wrong gradients of queries, keys and values"
-        ),
     ),
     # Mixtures of experts: silent faults of other projects, after which the loss is right and the gradient is wrong.
     Fault(
@@ -327,9 +281,6 @@ FAULTS = [
         "return tokens, weights, ids",
         parity("tp-moe-float64"),
         diagnosis=Diagnosis("tp moe", stage="gradient"),
-        published=Published(
-            "torchtitan #2387; transformers #48205, #48687", "the router's gradient from a rank's part of the experts"
-        ),
     ),
     Fault(
         "routing weights without a gradient (torchtitan #1805)",
@@ -338,16 +289,14 @@ FAULTS = [
         "weights.detach().flatten()[order, None]",
         reference("moe"),
         diagnosis=Diagnosis("single moe reference", stage="gradient"),
-        published=Published("torchtitan #1805", "routing weights without a gradient"),
     ),
     Fault(
-        "tokens' gradient from this rank's part of the experts",
+        "tokens' gradient from this rank's part of the experts (torchtitan #4054)",
         TENSOR,
         "tokens = cast(DTensor, x).to_local(grad_placements=partial_gradient)",
         "tokens = cast(DTensor, x).to_local()",
         parity("tp-moe-float64"),
         diagnosis=Diagnosis("tp moe", stage="gradient"),
-        published=Published("torchtitan #4054", "the experts' input has the gradient of one rank's share"),
     ),
     Fault(
         "memory that nobody wrote is the gradient of an idle expert (pytorch #172439)",
@@ -356,11 +305,6 @@ FAULTS = [
         "return gradient.masked_fill((counts == 0)[:, None, None], 1), None",
         at("unit/test_experts", "test_the_grouped_product_equals_the_loop_also_for_idle_experts"),
         unnamed="only grouped products have it",
-        published=Published(
-            "pytorch #172439",
-            "memory that nobody wrote is the gradient of an idle expert",
-            note="of grouped products, which run on GPUs",
-        ),
     ),
     Fault(
         "auxiliary loss without its gradient (Automodel #1408)",
@@ -369,7 +313,6 @@ FAULTS = [
         "weighted = (self.auxiliary * length) * imbalance.detach()",
         at("unit/test_experts", "test_balance_losses_of_samples_do_not_depend_on_the_batch_and_reach_the_router"),
         diagnosis=Diagnosis("single moe reference", stage="gradient"),
-        published=Published("Automodel #1408", "the auxiliary loss has no gradient"),
     ),
     Fault(
         "auxiliary loss by the tokens of a micro-batch (Megatron #2217)",
@@ -378,16 +321,14 @@ FAULTS = [
         "(relative.mean(0) * shares.mean((0, 1))).sum().expand(len(x))",
         parity("ddp-moe-float64"),
         diagnosis=Diagnosis("ddp moe", stage="output"),
-        published=Published("Megatron #2217", "auxiliary loss by the tokens of a micro-batch"),
     ),
     Fault(
-        "bias by this rank's load",
+        "bias by this rank's load (torchtitan #4154)",
         STEP,
         "engine.balance(tokens.view_as(load)[:, :-1])",
         "engine.balance(load[:, :-1])",
         parity("ddp-moe-float64"),
         diagnosis=Diagnosis("ddp moe", stage="buffers"),
-        published=Published("torchtitan #4154", "the routing bias from a part of the load"),
     ),
     Fault(
         "bias of the first layer alone (torchtitan #1593)",
@@ -396,7 +337,6 @@ FAULTS = [
         "if layer is self.layers[0]:",
         reference("moe"),
         diagnosis=Diagnosis("single moe reference", cause="zero"),
-        published=Published("torchtitan #1593", "the routing bias of the first layer alone is updated"),
     ),
     Fault(
         "tokens count once more when they are recomputed (torchtitan #1689)",
@@ -408,7 +348,6 @@ FAULTS = [
         "        counts[id(self)] = load.sum(0) if torch._C._current_graph_task_id() >= 0 else 0",
         parity("ddp-moe-accumulated-float64"),
         diagnosis=Diagnosis("single moe accumulated", stage="output"),
-        published=Published("torchtitan #1689", "tokens count once more when they are recomputed"),
     ),
     Fault(
         "top 1 with normalized weights, of which the router learns nothing (minimind #858)",
@@ -416,11 +355,6 @@ FAULTS = [
         "if top_k == 1 and normalize:",
         "if False:",
         at("unit/test_experts", "test_experts_that_cannot_be"),
-        published=Published(
-            "minimind #858",
-            "one expert per token with normalized weights, of which the router learns nothing",
-            note="a model's fault, alike under every strategy: refused",
-        ),
     ),
     # Experts split over ranks.
     Fault(
@@ -430,7 +364,6 @@ FAULTS = [
         "return gradient, None",
         parity("ep-moe-float64"),
         diagnosis=Diagnosis("ep moe", cause="factor of some"),
-        published=Published("Megatron #5956", "experts' gradients times the expert-parallel ranks"),
     ),
     Fault(
         "a divisor ignored where experts have one shard (pytorch #160285)",
@@ -439,7 +372,6 @@ FAULTS = [
         "ranks = 1 if mesh.size() == torch.distributed.get_world_size() else mesh.size()",
         parity("ep-moe-float64"),
         diagnosis=Diagnosis("ep moe", cause="factor of some"),
-        published=Published("pytorch #160285", "a divisor of gradients ignored where experts have one shard"),
     ),
     Fault(
         "a rank whose experts have no rows computes nothing, so that they have no gradient (Automodel #2995)",
@@ -450,11 +382,6 @@ FAULTS = [
         at("parity/test_memory", "test_experts_that_no_token_chooses_are_trained"),
         error=r"Timeout \(>",  # the other ranks wait for its gradient,
         unnamed="no rank of a case is without rows",
-        published=Published(
-            "Automodel #2995",
-            "no gradient on a rank whose experts have no rows",
-            note="no rank of the small trainings is without rows",
-        ),
     ),
     Fault(
         "each group of experts clips by its own norm (Automodel #3816)",
@@ -463,7 +390,6 @@ FAULTS = [
         'if not placement.is_replicate() and mesh.mesh_dim_names[axis] != "ep":',
         parity("ep-moe-float64"),
         diagnosis=Diagnosis("ep moe", cause="norm of some"),
-        published=Published("Automodel #3816", "each group of experts clips by its own norm"),
     ),
     Fault(
         "norms of replicated gradients counted twice (DeepSpeed #8475)",
@@ -472,10 +398,6 @@ FAULTS = [
         "if True:",
         parity("tp-moe-float64"),
         diagnosis=Diagnosis("tp moe", stage="norm"),
-        published=Published(
-            "DeepSpeed #8475, Megatron-Bridge #4998, ROCm TransformerEngine #715",
-            "the norm counts replicated gradients once per rank",
-        ),
     ),
     Fault(
         "auxiliary loss by the load of a part of the sequences (Megatron #5047)",
@@ -484,18 +406,16 @@ FAULTS = [
         "load.to(precise)",
         parity("cp-moe-float64"),
         diagnosis=Diagnosis("cp moe", stage="output"),
-        published=Published("Megatron #5047", "auxiliary loss by the load of a part of the sequences"),
     ),
     # In all strategies: the loss, the optimizer, the best weights, the summary.
     # What the loss is.
     Fault(
-        "labels are smoothed over the rank's part of a split vocabulary",
+        "labels are smoothed over the rank's part of a split vocabulary (Megatron #7452, #737)",
         LOSSES,
         "part.sum(1) / logits.shape[1]",
         "part.mean(1)",
         parity("tp_loss-llama2-smoothed-float64"),
         diagnosis=Diagnosis("tp_loss llama2 smoothed", stage="loss"),
-        published=Published("Megatron #7452, #737", "label smoothing over a rank's part of the vocabulary"),
     ),
     Fault(
         "the test loss is a mean of the batches' means",
@@ -506,13 +426,12 @@ FAULTS = [
         diagnosis=Diagnosis("single xsum reference", stage="evaluation"),
     ),
     Fault(
-        "micro-batches averaged, whatever their size",
+        "micro-batches averaged, whatever their size (transformers #34191)",
         STEP,
         "world.dims.loss_parts / step.targets, last",
         "step.samples / step.targets / len(step.micro_batches) / (micro.count or 1), last",
         reference("mlp"),
         diagnosis=Diagnosis("single mlp reference", cause="means of blocks"),
-        published=Published("transformers #34191", "the mean of micro-batches' means"),
     ),
     # How the optimizer is driven.
     Fault(
@@ -530,7 +449,6 @@ FAULTS = [
         "placement.dim > 1",
         parity("fsdp-llama2-muon-float64"),
         diagnosis=Diagnosis("fsdp llama2 muon", stage="update"),
-        published=Published("DeepSpeed #8437, #8090", "Muon orthogonalizes shards"),
     ),
     Fault(
         "gradients are never cleared",
@@ -541,36 +459,29 @@ FAULTS = [
         diagnosis=Diagnosis("single mlp reference", cause="previous gradient"),
     ),
     Fault(
-        "only the last micro-batch's gradient counts",
+        "only the last micro-batch's gradient counts (DeepSpeed #7967, #7981)",
         NATIVE,
         "            (loss * scale).backward()",
         "            self.optimizer.zero_grad()\n            (loss * scale).backward()",
         reference("mlp"),
         diagnosis=Diagnosis("single mlp reference", cause="lost blocks"),
-        published=Published("DeepSpeed #7967, #7981", "micro-batches are lost"),
     ),
     # What is kept and resumed.
     Fault(
-        "a run resumes without the optimizer's state",
+        "a run resumes without the optimizer's state (KempnerForge 1f95035)",
         RESUMING,
         '        _load(folder, "optimizer", tensors, world)\n',
         "",
         CONTINUED,
         diagnosis=Diagnosis("fsdp llama2", cause="restored state"),
-        published=Published(
-            "KempnerForge 1f95035", "the optimizer's moments are lost on a resume", case="fsdp llama2 resumed"
-        ),
     ),
     Fault(
-        "a run resumes one step too late",
+        "a run resumes one step too late (KempnerForge #57)",
         CHECKPOINT,
         '{"step": step, "best"',
         '{"step": step + 1, "best"',
         CONTINUED,
         diagnosis=Diagnosis("single llama2 reference", cause="restored state"),
-        published=Published(
-            "KempnerForge #57", "the place in the data is lost on a resume", case="single llama2 resumed"
-        ),
     ),
     Fault(
         "attention across the documents of a row",
@@ -589,28 +500,18 @@ FAULTS = [
     ),
     # Models of the transformers library: pieces in a pipeline, ties over stages, plans that split layers, float64.
     Fault(
-        "a parameter of two stages counted twice in the norm",
+        "a parameter of two stages counted twice in the norm (Megatron #7227)",
         PIPELINE,
         "return self.owner[name] == self.rank",
         "return True",
         library("pp-gpt2"),
-        published=Published(
-            "Megatron #7227",
-            "the norm counts a tied embedding on two stages",
-            note="in a model of the transformers library",
-        ),
     ),
     Fault(
-        "each stage trains a tied parameter with its own gradient",
+        "each stage trains a tied parameter with its own gradient (Megatron #844)",
         PIPELINE,
         "            self._sum_ties()\n",
         "",
         library("pp-gpt2"),
-        published=Published(
-            "Megatron #844",
-            "stages train a tied embedding each with its own gradient",
-            note="in a model of the transformers library",
-        ),
     ),
     Fault(
         "keys of the first heads on every rank",
@@ -644,7 +545,6 @@ FAULTS = [
         "        return F.cross_entropy(\n",
         parity("tp_loss-llama2-float64"),
         diagnosis=Diagnosis("tp_loss llama2", stage="loss"),
-        published=Published("Megatron #7452", "gathered logits enter the loss of a split vocabulary"),
     ),
     Fault(
         "parts of sequences by the wrong group of ranks (Megatron #7452)",
@@ -653,7 +553,6 @@ FAULTS = [
         'parts, rank = self.dims.parts("sequence"), self.data_rank',
         parity("fsdp_cp-llama2-float64"),
         diagnosis=Diagnosis("fsdp_cp llama2", stage="output"),
-        published=Published("Megatron #7452", "embeddings scattered over the wrong group"),
     ),
     Fault(
         "the auxiliary loss's gradient times the tensor-parallel ranks (Megatron #7452)",
@@ -665,7 +564,6 @@ FAULTS = [
         "        )\n",
         parity("tp-moe-float64"),
         diagnosis=Diagnosis("tp moe", stage="gradient"),
-        published=Published("Megatron #7452", "the router's auxiliary gradient doubles under tensor parallelism"),
     ),
     Fault(
         "gradients doubled after each micro-batch, on one rank (Megatron #6660)",
@@ -676,7 +574,6 @@ FAULTS = [
         "                [p.grad.mul_(2) for p in self.parameters().values() if p.grad is not None]\n",
         reference("mlp"),
         diagnosis=Diagnosis("single llama2 thrice", cause="weights of blocks"),
-        published=Published("Megatron #6660", "gradients double at each micro-batch where a group has one rank"),
     ),
     Fault(
         "partial gradients of a chunk taken for whole ones (torchtitan #3412)",
@@ -690,7 +587,6 @@ FAULTS = [
         "        words = part, wanted[:, : part.shape[1]], label_smoothing\n",
         parity("tp-llama2-accumulated-float64"),
         diagnosis=Diagnosis("tp llama2 accumulated", stage="gradient"),
-        published=Published("torchtitan #3412", "partial gradients of a loss in chunks, labelled replicated"),
     ),
     Fault(
         "the last micro-batch is not reduced (DeepSpeed #7985)",
@@ -699,7 +595,6 @@ FAULTS = [
         "    if isinstance(model, DistributedDataParallel) and last:\n",
         parity("ddp-llama2-accumulated-float64"),
         diagnosis=Diagnosis("ddp llama2 accumulated", cause="not reduced"),
-        published=Published("DeepSpeed #7985", "the last micro-batch is not reduced"),
     ),
     Fault(
         "the gradient of a module's second use is lost (DeepSpeed #8224)",
@@ -708,7 +603,6 @@ FAULTS = [
         in_second_use("output.detach()"),
         parity("ddp-xsum-float64"),
         diagnosis=Diagnosis("ddp xsum", stage="gradient"),
-        published=Published("DeepSpeed #8224", "ZeRO-2 loses the gradient of a module's second use"),
     ),
     Fault(
         "the gradient of one of two uses is added twice (torchtitan #3174)",
@@ -717,7 +611,6 @@ FAULTS = [
         in_second_use("2 * output - output.detach()"),
         parity("ddp-xsum-float64"),
         diagnosis=Diagnosis("ddp xsum", stage="gradient"),
-        published=Published("torchtitan #3174", "a tied weight's gradient added twice"),
     ),
     Fault(
         "a third of the gradient's norm (DeepSpeed #7718)",
@@ -726,7 +619,6 @@ FAULTS = [
         "norm = self.sum_over_parts(_squared_norm(self.counted, self.world.device)).sqrt() / 3",
         reference("mlp"),
         diagnosis=Diagnosis("single llama2 accumulated", cause="norm with a factor"),
-        published=Published("DeepSpeed #7718", "a third of the gradient's norm, by which it is clipped"),
     ),
     Fault(
         "gradients divided by a loss scale that the loss was not multiplied with (DeepSpeed #7837)",
@@ -735,9 +627,6 @@ FAULTS = [
         "(loss * scale * 2**-16).backward()",
         reference("mlp"),
         diagnosis=Diagnosis("single llama2", cause="factor"),
-        published=Published(
-            "DeepSpeed #7837, #7839", "gradients divided by a loss scale of 65536 that nothing was multiplied with"
-        ),
     ),
     Fault(
         "log_softmax of split logits with the identity's gradient (pytorch #190746)",
@@ -751,11 +640,6 @@ FAULTS = [
         "    return (1 - label_smoothing) * losses + label_smoothing * other\n",
         parity("tp_loss-llama2-smoothed-float64"),
         diagnosis=Diagnosis("tp_loss llama2 smoothed", stage="gradient"),
-        published=Published(
-            "pytorch #190746",
-            "log_softmax of split logits with the identity's gradient",
-            note="PyTorch's own fault, used as a loss with label smoothing would",
-        ),
     ),
     Fault(
         "a pipeline sums its micro-batches (pytorch #144352)",
@@ -765,7 +649,6 @@ FAULTS = [
         "            return loss + (self.chunks - 1) * (loss - loss.detach())\n",
         parity("pp-mnist-float64"),
         diagnosis=Diagnosis("pp mnist", cause="factor"),
-        published=Published("pytorch #144352", "a pipeline sums its micro-batches"),
     ),
     Fault(
         "the norm leaves out the experts (Megatron #5916)",
@@ -774,29 +657,5 @@ FAULTS = [
         "gradients = [local(p.grad) for p in parameters if p.grad is not None and p.dim() < 3]",
         reference("moe"),
         diagnosis=Diagnosis("ep moe accumulated", stage="norm"),
-        published=Published("Megatron #5916", "the norm leaves out the experts"),
     ),
 ]
-NOT_REPRODUCED = [
-    Published(
-        "Megatron #7452",
-        "recomputation gathers over another tensor-parallel group",
-        note="a group is that of the tensor's mesh; none is looked up anew in a recomputation",
-    ),
-    Published(
-        "Megatron #1754",
-        "a vocabulary that the ranks do not divide",
-        note="refused before it starts, by `tensor_sizes`",
-    ),
-    Published(
-        "torchtitan #3206",
-        "context parallelism gathers the dimension of heads",
-        note="here the shapes of masks and keys then differ, which stops the training",
-    ),
-    Published(
-        "DeepSpeed #8158",
-        "ZeRO-3 fetches padded weights by their size without padding",
-        note="in an option of DeepSpeed that is off here; the weights that ZeRO-3 gathers are compared bit by bit",
-    ),
-]
-"""Published faults without a fault here that does the same; the note says why."""

@@ -17,7 +17,6 @@ from pathlib import Path
 from unittest import mock
 
 import diagnosing
-import measuring
 import pytest
 from fault import Fault
 from judge import Failure
@@ -173,7 +172,7 @@ def _work(run, copy, notes, log):
 
 
 def _task(kind, value, place, copy, notes):
-    """Of "references" or a fault: "capture" and diagnose, or "train" (measuring.py)."""
+    """Capture references, or diagnose a fault."""
     diagnosing.use(copy)
     import group
 
@@ -181,10 +180,6 @@ def _task(kind, value, place, copy, notes):
     found = {}
     if kind == "capture references":
         diagnosing.capture_references(value, place)
-    elif kind == "train references":
-        measuring.train_references(value, place)
-    elif kind == "train":
-        measuring.train(*value, place)
     else:
         scratch = copy.with_suffix(".diagnosis")
         shutil.rmtree(scratch, ignore_errors=True)

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 
-import pandas as pd
 import pytest
 from cases import EXPERTS
 
@@ -31,13 +30,13 @@ def test_the_first_strategy_that_is_not_equal_is_named(check_gpu):
         check_gpu.UserError, match=r"pp x llama2 in float32 is not equal: its gradient norm has .* 3\.0e-05"
     ):
         check_gpu.judge([equal, equal | {"norm": 3e-5, "test": 1.0}, equal | {"strategy": "tp", "gradient": 1.0}])
-    with pytest.raises(check_gpu.UserError, match="PyTorch sees 4 GPUs here, but this needs 8;"):
+    with pytest.raises(check_gpu.UserError, match="PyTorch sees 4 GPUs here, but this needs 8"):
         check_gpu.enough(4, 8)
 
 
 def test_a_strategy_takes_as_many_ranks_as_fit(check_gpu):
     """Of a machine with eight GPUs; llama2 has four segments and four heads here, two of keys."""
-    found = {case.label: case.run for case in check_gpu.cases("llama2", load.own_strategies(), "cuda", 8)}
+    found = {case.label: case.run for case in check_gpu.cases("llama2", load.own_strategies(), 8)}
     assert {*found} == {*load.own_strategies(), check_gpu.TO_CPU} - {"single", *EXPERTS}
     devices = {name: case.devices_per_node for name, case in found.items()}
     fewer = dict.fromkeys(["mp", "mp_ranks", "pp", "pp_gpipe", "cp_ulysses"], 4)
@@ -46,13 +45,13 @@ def test_a_strategy_takes_as_many_ranks_as_fit(check_gpu):
 
 
 @pytest.mark.long
-def test_devices_are_also_compared_with_a_cpu(tmp_path):
+def test_devices_are_also_compared_with_a_cpu():
     """DeepSpeed knows no simulated devices."""
-    words = ["--workloads", "mlp", "--strategies", "mp", "ddp", "fsdp", "--output", str(tmp_path)]
+    words = ["--workloads", "mlp", "--strategies", "mp", "ddp", "fsdp"]
     environment = os.environ | accelerator.environment(SIM_DEVICES="2")
     done = subprocess.run([sys.executable, PROGRAM, *words], text=True, capture_output=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "1 x simulated accelerator 0, 1 x simulated accelerator 1" in done.stdout
-    table = pd.read_csv(tmp_path / "check_gpu_equality.csv")
-    assert [*table.strategy.unique()] == ["single (GPU to CPU)", "mp", "ddp", "fsdp"]
-    assert [*table.equal] == ["yes", "yes"] * 4
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| mlp")]
+    assert [row[1] for row in rows[::2]] == ["single (GPU to CPU)", "mp", "ddp", "fsdp"]
+    assert [row[-1] for row in rows] == ["yes |"] * 8

@@ -100,14 +100,6 @@ def fsdp2(folder):
         loop(model, adamw(model), loader(BATCH // WORLD))
 
 
-def fsdp1(folder):
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    model = FullyShardedDataParallel(Model().float(), use_orig_params=True, device_id=torch.device("cpu"))
-    with dump(model, folder, STEPS):
-        loop(model, adamw(model), loader(BATCH // WORLD), lambda _, norm: model.clip_grad_norm_(norm))
-
-
 def transformers(folder):
     from transformers import Trainer, TrainingArguments
 
@@ -189,7 +181,7 @@ def deepspeed(folder, stage):
 if __name__ == "__main__":
     for trainer in sys.argv[2:]:
         folder = f"{sys.argv[1]}/{trainer}"
-        if trainer in ("ddp", "sharded_optimizer", "fsdp1", "fsdp2") and not dist.is_initialized():
+        if trainer in ("ddp", "sharded_optimizer", "fsdp2") and not dist.is_initialized():
             dist.init_process_group("gloo")
         if trainer.startswith("zero"):
             deepspeed(folder, int(trainer.removeprefix("zero")))

@@ -23,6 +23,7 @@ DRAW = torch.Generator().manual_seed(5)
 X, Y = torch.randn(STEPS * BATCH, 4, generator=DRAW).double(), torch.randint(3, (STEPS * BATCH,), generator=DRAW)
 TARGETS = torch.tensor([1, 2, 3, 4, 2, 1, 5, 3] * STEPS)
 """Numbers of the targets that samples stand for, where a loss is a mean over targets."""
+WEIGHTS = torch.tensor([0.5, 2, 1.25, 1, 0.3, 0.7, 3, 0.1])
 
 
 class Shifted(nn.Module):
@@ -83,8 +84,6 @@ def train(folder, own=None, optimizer=adamw, clip=clip_grad_norm_, limit=None, m
             if hooks.get("samples"):
                 dumped.samples(losses, targets=TARGETS[which] if hooks["samples"] == "targets" else None)
             losses.sum().backward()
-            if "each_micro" in hooks:
-                hooks["each_micro"](own)
         if limit:
             clip(own.parameters(), limit)
         optimizer.step()
@@ -99,11 +98,6 @@ def by_hand(parameters, limit, added=0.0):
     norm = torch.cat([p.grad.flatten() for p in parameters]).norm()
     for p in parameters:
         p.grad.mul_(min(1.0, limit / (float(norm) + added)))
-
-
-def decay_by_hand(parameters, limit):
-    for p in parameters:
-        p.data.mul_(1 - RATE * 0.1)
 
 
 def each_rank(parameters, limit):
@@ -124,10 +118,6 @@ def by_targets(losses, which):
     return losses * len(losses) * TARGETS[which] / TARGETS[which].sum()
 
 
-def times(*weights):
-    return lambda losses, which: losses * torch.tensor(weights)
-
-
 def without_biases(parameters):
     return adamw([p for p in parameters if p.dim() > 1])
 
@@ -138,23 +128,6 @@ class Reducing(torch.optim.AdamW):
     def step(self, closure=None):
         average(p for group in self.param_groups for p in group["params"])
         super().step()
-
-
-def continued(folder, moments=True, count=True):
-    """Train on from weights and, maybe, the moments of two steps and their number."""
-    own = model()
-    optimizer = adamw(own.parameters())
-    for step in range(2):
-        which = rows(step)
-        F.cross_entropy(own(X[which]), Y[which]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    other = adamw(own.parameters())
-    if moments:
-        other.load_state_dict(optimizer.state_dict())
-    for state in other.state.values():
-        state["step"] *= count
-    train(folder, own, lambda _: other)
 
 
 def split(folder):
@@ -190,23 +163,11 @@ ONE = {
     "plain": {"samples": True} | against("reference", "optimizer state; no clipping"),
     "over targets of micro-batches": {"micros": 2, "weigh": by_targets}
     | against("over targets", "gradient; means of blocks: the mean of the micro-batches' means, not of all targets"),
-    "the first sample twice": {"weigh": times(*[0.9 * n for n in (2, 1, 1, 1, 1, 1, 1, 0)])}
-    | against(
-        "plain",
-        "gradient; weights of samples: 0 times # (the step's last); 2 times # (the step's first); the others 0.9 times",
-    ),
-    "weights of samples": {"weigh": times(*[0.5, 2, 1.25, 1, 0.3, 0.7, 3, 0.1])}
-    | against("plain", "gradient; weights of samples: from 0.1 to 3 times the reference's"),
+    "weights of samples": {"weigh": lambda losses, which: losses * WEIGHTS} | against("plain", "gradient; "),
     "clipped by hand": {"own": "float32", "clip": by_hand, "limit": CLIP} | against("float32"),
     "clipped by hand in float64": {"clip": by_hand, "limit": CLIP}
     | against("reference", "gradient; clip: to a norm of 0.2 as the reference, by its own code"),
     "clips later by PyTorch": {"limit": 0.33} | against("plain", "optimizer state; clip: to a norm of 0.33"),
-    "each micro-batch clips": {
-        "micros": 2,
-        "each_micro": lambda own: clip_grad_norm_(own.parameters(), CLIP),
-        "limit": CLIP,
-    }
-    | against("reference", "gradient; clip of each block: to a norm of 0.2 after each micro-batch"),
     "gradients not cleared": {"cleared": False}
     | against("plain", "gradient; previous gradient: 1 times that of step 0 is added"),
     "decay in the gradient": {"optimizer": lambda p: torch.optim.Adam(p, RATE, weight_decay=0.1)}
@@ -214,9 +175,7 @@ ONE = {
     "decay of biases left out": {
         "optimizer": lambda p: adamw([{"params": (p := [*p])[::2]}, {"params": p[1::2], "weight_decay": 0.0}])
     }
-    | against("plain", "update; decay: 0.001 times the weights of 0.bias, 2.bias"),
-    "decay by hand": {"optimizer": lambda p: adamw(p, weight_decay=0.0), "clip": decay_by_hand, "limit": CLIP}
-    | against("plain"),
+    | against("plain", "update; "),
     "biases left out": {"optimizer": without_biases} | against("plain", "optimizer state; "),
     "warm-up": {"rate": lambda step: step * RATE} | against("plain", "update; no update"),
     "half the rate": {"rate": lambda step: RATE / 2} | against("plain", "update; updates times 0.5"),
@@ -228,12 +187,6 @@ ONE = {
     "shifted, in micro-batches": {"own": "shifted", "micros": 4, "limit": math.inf} | against("shifted"),
 }
 """A training on one device, and what it is compared with: the first stage that differs, and its cause."""
-RESUMED = {
-    "resumed without the count": against("resumed", "update; "),
-    "resumed without moments": against(
-        "resumed", "optimizer state; moments lost: they begin with this step's gradient"
-    ),
-}
 
 
 def synced(*micros):
@@ -249,8 +202,7 @@ RANKS = {
     | against("plain", "gradient; not reduced: only rank 0 of 2 counts, 2 times"),
     "last micro-batch not reduced": {**DDP, "micros": 2, "before_forward": synced(0)}
     | against("plain", "gradient; not reduced: micro-batch 1 of 2"),
-    "each rank clips": {"clip": each_rank, "limit": CLIP}
-    | against("reference", "gradient; clip of each block: to a norm of 0.2 of each rank before the reduction"),
+    "each rank clips": {"clip": each_rank, "limit": CLIP} | against("reference", "gradient; weights of blocks: "),
     "the same samples": {**DDP, "rows": lambda step, **_: rows(step, rank=0)}
     | against("plain", "samples; other samples: ranks 0-1 read the same ones; not read: "),
 }
@@ -266,11 +218,7 @@ def main(folder):
         if "own" in options:
             options["own"] = model(options["own"])
         train(Path(folder) / name, **options)
-    if WORLD == 1:
-        continued(Path(folder) / "resumed")
-        continued(Path(folder) / "resumed without moments", moments=False)
-        continued(Path(folder) / "resumed without the count", count=False)
-    else:
+    if WORLD > 1:
         split(Path(folder))
     if dist.is_initialized():
         dist.destroy_process_group()

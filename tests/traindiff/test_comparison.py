@@ -92,3 +92,4 @@ def test_what_differs_is_seen_in_its_stage(differs, dtype):
     assert [*differs(dtype, "capture", "resumed_at", 1.0)] == ["restored checkpoint"]
     twins = [differs(dtype, "step0/gradients", "w", part * 10 * 3 * tensors, 3 * tensors) for part in (0.5, 2)]
     assert twins == [{}, {"gradient": ["w"]}]
+    assert differs(dtype, "step0/gradients", "w", 2 * tensors, math.nan) == {"gradient": ["w"]}

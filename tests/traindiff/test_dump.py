@@ -20,7 +20,7 @@ from traindiff.dump import dump
 def trained(server, tmp_path_factory):
     """A folder with the dumps of plain loops on one rank, and of packages on two."""
     folder = tmp_path_factory.mktemp("trained")
-    two = ["ddp", "sharded_optimizer", "fsdp2", "fsdp1", "transformers", "zero2", "lightning"]
+    two = ["ddp", "sharded_optimizer", "fsdp2", "transformers", "zero2", "lightning"]
     for trainers, ranks in ((["plain", "plain32"], 1), (two, 2), (["zero3"], 2)):
         program = ROOT / "tests/traindiff/foreign_trainers.py"
         server.run(program, [folder, *trainers], ranks, folder / "log", seconds=300)
@@ -34,7 +34,6 @@ def trained(server, tmp_path_factory):
         ("ddp", set()),
         ("sharded_optimizer", {"optimizer state"}),
         ("fsdp2", set()),
-        ("fsdp1", {"optimizer state"}),
         ("lightning", set()),
         ("transformers", set()),
         ("zero2", {"clipped gradient"}),
@@ -42,7 +41,7 @@ def trained(server, tmp_path_factory):
     ],
 )
 def test_another_package_trains_as_a_plain_loop(trainer, missing, trained, capsys):
-    reference = trained / ("plain32" if trainer in ("fsdp1", "zero2", "zero3") else "plain")
+    reference = trained / ("plain32" if trainer in ("zero2", "zero3") else "plain")
     other = trained / trainer
     status, text = command_line.main([str(other), str(reference)]), capsys.readouterr().out
     assert (status, "**Nothing differs in steps 0-2.**" in text) == (0, True), text

@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-from tiny_dumps import GRADIENTS, TENSORS, UP, dump, times
-
-from traindiff import command_line
+from tiny_dumps import GRADIENTS, TENSORS, UP, times
 
 START = {"initial": TENSORS}
 LOW = {name: value.bfloat16() for name, value in TENSORS.items()}
@@ -69,8 +67,7 @@ DIFFERENT = {
     ),
     "updates": (
         (START | {"weights-0": times(1.5)}, START | {"weights-0": times(1.25)}),
-        "update (2 of 2, first down.weight); causes that fit equally: updates times 2, or decay: 0.25 times the "
-        "weights of all parameters.**",
+        "update (2 of 2, first down.weight); cause: updates times 2.**",
     ),
     "one tensor in bf16 loosens no other": (
         ({"gradients": times(1.01)}, {"gradients": TENSORS | {"down.weight": LOW["down.weight"]}}),
@@ -90,15 +87,6 @@ def test_what_differs(compare, case):
     assert (status, words in page) == (1, True), page
 
 
-@pytest.mark.parametrize("value", [1.01, float("nan")])
-def test_a_twin_tells_rounding_from_a_mistake_if_it_is_finite(compare, tmp_path, value):
-    twin = dump(tmp_path / "twin", {"gradients": times(value)})
-    status, page = compare({"gradients": times(1.05)}, GRADIENTS, "--twin", twin)
-    assert status == int(value != 1.01)
-    assert "ten times the distance between the reference and its twin" in page
-    assert compare({"gradients": times(1.5)}, {}, "--twin", twin)[0] == 1
-
-
 @pytest.mark.parametrize(
     ("value", "sides", "says"),
     [
@@ -111,9 +99,3 @@ def test_nan_and_inf_are_findings(compare, value, sides, says):
     wrong["up.weight"][2, 1] = float(value)
     status, page = compare(*({"gradients": wrong if side in sides else TENSORS} for side in (0, 1)))
     assert (status, f"up.weight {says}" in page) == (len({0, 1}.difference(sides)), True)
-
-
-def test_the_step_in_the_name_of_a_single_file(tmp_path, capsys):
-    path = dump(tmp_path, {"gradients-3": TENSORS}) / "gradients-3.safetensors"
-    assert command_line.main([str(path), str(path)]) == 0
-    assert "Nothing differs in step 3." in capsys.readouterr().out

@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -89,8 +90,8 @@ def _pair(run: Run, other: Path, reference: Path, twin: Path) -> Pair:
     """Return what is compared: captures, or a script's dumps with captures."""
     if not run.script:
         return Pair(*(Capture(folder) for folder in (other, reference, twin)))
-    given = argparse.Namespace(other=other, reference=reference, twin=twin, dtype=None, rename=[], merge=[], skip=[])
-    pair = command_line.pair(given)
+    given = argparse.Namespace(other=other, reference=reference, dtype=None, rename=[], merge=[], skip=[])
+    pair = replace(command_line.pair(given), twin=Capture(twin))
     pair.actual.about["mesh"] = run.mesh.factors
     # These folders are gone when the page is read.
     names = {str(other): run.strategy, str(reference): "single"}
