@@ -18,6 +18,8 @@ from shardlab.files import read_json, sha256
 from shardlab.settings.types import DataSet, HubSource
 
 MANIFEST = "download.json"
+VERSION = 4
+"""Version of the format of downloads."""
 
 
 def read(data: DataSet, raw: Path) -> dict[str, "Rows"]:
@@ -29,6 +31,8 @@ def read(data: DataSet, raw: Path) -> dict[str, "Rows"]:
     hub = source_of(data)
     again = remedy("download it again", f"{raw}/{MANIFEST}", "--force")
     manifest = read_json(raw / MANIFEST, f"data set {data.name}", again)
+    if manifest["schema_version"] != VERSION:
+        raise UserError(f"{raw} is a download of another version of this project; {again}.")
     if of_files(hub.model_dump(mode="json")) != of_files(manifest["hub"]):
         raise UserError(f"{raw} was downloaded with other settings than data set {data.name} has now; {again}.")
     for name, digest in manifest["rows"].items():

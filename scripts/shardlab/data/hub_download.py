@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.data import hub as reader
-from shardlab.data.hub import MANIFEST, sentence
+from shardlab.data.hub import MANIFEST, VERSION, sentence
 from shardlab.data.store import fingerprint
 from shardlab.errors import UserError, unknown
 from shardlab.files import lock, read_json, sha256, write_json
@@ -110,7 +110,7 @@ def download_model(model: Model, folder: Path) -> dict[str, Any]:
 
 
 def _manifest(hub: dict[str, Any], commit: str, files: dict[str, str]) -> dict[str, Any]:
-    return {"schema_version": 3, "hub": hub, "commit": commit, "files": files, "fingerprint": fingerprint(files)}
+    return {"schema_version": VERSION, "hub": hub, "commit": commit, "files": files, "fingerprint": fingerprint(files)}
 
 
 def _write_manifest(folder: Path, what: str, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def _first(folder: Path) -> dict[str, Any]:
 def _kept(data: DataSet, raw: Path, commit: str) -> dict[str, Any] | None:
     """Return the manifest of an earlier download whose rows are those of the commit and still whole; None if not."""
     first, hub = _first(raw), reader.source_of(data).model_dump(mode="json")
-    if first.get("commit") != commit or reader.of_files(first["hub"]) != reader.of_files(hub):
+    if (first.get("schema_version"), first.get("commit")) != (VERSION, commit) or reader.of_files(first["hub"]) != reader.of_files(hub):
         return None
     paths = {raw / name: digest for name, digest in first.get("rows", {"": None}).items()}
     return first if all(path.is_file() and sha256(path) == digest for path, digest in paths.items()) else None
