@@ -3,8 +3,6 @@
 Other strategies and workloads differ from these in nothing that Slurm or the image could see; tests/parity has them.
 """
 
-import json
-import re
 import shlex
 
 import pandas as pd
@@ -13,10 +11,9 @@ import yaml
 
 from helpers.common import ROOT
 from helpers.documents import readme
-from login import RECIPE, gpus, here, sacct
+from login import RECIPE, gpus, here
 from shardlab.files import sha256
 from shardlab.report.summary import judged
-from shardlab.runs.slurm_reattach import name_of
 from shardlab.settings import load
 from shardlab.settings.mesh import ParallelDims
 
@@ -38,21 +35,6 @@ def finished(base):
     words = here(call).replace(" -- all", f" {shlex.join([*MATRIX, RECIPE, '--', 'all', *tests])}")
     base.run("bash", "-c", f"source .venv/bin/activate && {words}", timeout=1700)
     return base
-
-
-def test_the_bill_is_what_slurm_accounted(finished, started):
-    """Of all jobs of this folder, those of before this call included."""
-    config = json.dumps({"site": "test", "workloads": WORKLOADS, "strategies": STRATEGIES, "noise_floor_runs": 2})
-    text = finished.run("python", "scripts/shardlab", "bill", f"--config={config}").stdout
-    rows = sacct("JobID", "JobName", "ElapsedRaw", "AllocTRES", since=started)
-    own = [row for row in rows if row["JobName"] == name_of(finished.path)]
-    hours = sum(int(row["ElapsedRaw"]) * int(re.search(r"gres/gpu=(\d+)", row["AllocTRES"])[1]) for row in own) / 3600
-    head, total = (
-        [cell.strip() for cell in re.search(rf"^\| {first} \|.*$", text, re.MULTILINE)[0].split("|")]
-        for first in ("stage", "all")
-    )
-    assert total[head.index("jobs")] == str(len(own))
-    assert float(total[head.index("used")]) == pytest.approx(hours, rel=5e-3)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ VERBS = {
         "status": "print the state of each run, and what happens next; or watch all",
         "summarize": "compare all runs: the table and the verdict",
         "report": "draw the report of all runs",
-        "bill": "sum up what jobs requested and used",
     },
     "Stages, which the rules call": {
         "preflight_login": "check the login node",

@@ -16,7 +16,7 @@ from typing import Any
 
 from shardlab.cli import at_least
 from shardlab.errors import UserError
-from shardlab.runs import bill, slurm, slurm_request, stages
+from shardlab.runs import slurm, slurm_request, stages
 from shardlab.settings import load
 from shardlab.workflow.call_runs import CallRuns
 
@@ -95,7 +95,7 @@ def submission(call: CallRuns, minutes: int | None, arguments: list[str]) -> tup
         raise UserError(
             f"{requested['runtime']} min are too short, as the last {late} s start nothing; raise --minutes."
         )
-    words = slurm_request.sbatch(requested, bill.PACK_JOB, "results/logs/pack-%j.log")
+    words = slurm_request.sbatch(requested, "shardlab-pack", "results/logs/pack-%j.log")
     values: dict[str, Any] = {
         "packed": slurm.PACKED,
         "driver": shlex.join(_snakemake("allocation")),
