@@ -127,7 +127,7 @@ def _write_manifest(folder: Path, what: str, manifest: dict[str, Any]) -> dict[s
             f"{what}: {hub['repo']} at {hub['revision']} changed since the first download. Set `revision` to the old "
             f"commit {first['commit']}, or remove {folder} to use the new one, {manifest['commit']}."
         )
-    if not same:
+    if not same or first["schema_version"] != VERSION:
         write_json(folder / FIRST, manifest)
     write_json(folder / MANIFEST, manifest)
     return manifest
@@ -142,7 +142,9 @@ def _first(folder: Path) -> dict[str, Any]:
 def _kept(data: DataSet, raw: Path, commit: str) -> dict[str, Any] | None:
     """Return the manifest of an earlier download whose rows are those of the commit and still whole; None if not."""
     first, hub = _first(raw), reader.source_of(data).model_dump(mode="json")
-    if (first.get("schema_version"), first.get("commit")) != (VERSION, commit) or reader.of_files(first["hub"]) != reader.of_files(hub):
+    if (first.get("schema_version"), first.get("commit")) != (VERSION, commit):
+        return None
+    if reader.of_files(first["hub"]) != reader.of_files(hub):
         return None
     paths = {raw / name: digest for name, digest in first.get("rows", {"": None}).items()}
     return first if all(path.is_file() and sha256(path) == digest for path, digest in paths.items()) else None
