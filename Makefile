@@ -108,12 +108,6 @@ envs: .venv/dev
 	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o dev.txt dev.in && sed -i 's/+cpu//' dev.txt
 	cd envs && $(COMPILE) -c workflow.txt -c train.txt -o peers.txt peers.in && sed -i 's/+cpu//' peers.txt
 
-KILLS ?= 1000
-SEED ?= 1
-# Kill trainings at random: KILLS of them, by SEED.
-soak: .venv/dev
-	$(BIN)/python benchmarks/soak.py --kills $(KILLS) --seed $(SEED)
-
 # Prove strategies on every decoder type of transformers.
 # Each made tiny, against one process, in float64; writes docs/evidence.md.
 zoo: .venv/dev

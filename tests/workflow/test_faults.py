@@ -62,7 +62,6 @@ def test_nothing_listens_beyond_loopback(tmp_path):
 
 @pytest.mark.long
 def test_processes_killed_at_random(tmp_path):
-    """A short soak (make soak: a long one)."""
     assert len(soak(tmp_path, 6, seed=5)) >= 6
 
 
