@@ -4,7 +4,6 @@ from snakemake.utils import min_version
 min_version("9.27")
 
 
-include: "workflow/rules/here.smk"
 include: "workflow/rules/start.smk"
 
 

@@ -19,7 +19,7 @@ from shardlab.settings.sites import ContainerExec, SiteRuntime, Srun
 from shardlab.settings.types import Ranks, Run
 
 PROJECT = Path.cwd()
-"""Base of a call's relative paths: the repository, or the folder of a workflow that uses it as a module."""
+"""Base of a call's relative paths: the repository, or the folder that snakemake --directory names."""
 RENDEZVOUS = "RENDEZVOUS"
 """Environment variable with the address and port where the nodes of a job meet."""
 RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}

@@ -1,7 +1,6 @@
 """A job: a stage's program, started where the site says, waited for, and said of how it ended."""
 
 import argparse
-import re
 import signal
 import subprocess
 import time
@@ -183,8 +182,8 @@ def check_place(run: Ranks, image: str | None) -> None:
 
 def commit() -> list[str]:
     """Return `shardlab train`'s option with the commit of the working tree: the image may not have git."""
-    if not (ROOT / ".git").exists():  # a copy of a commit, named after it, where this workflow is used as a module
-        return [f"--commit={ROOT.name}"] if re.fullmatch(r"[0-9a-f]{40}", ROOT.name) else []
+    if not (ROOT / ".git").exists():
+        return []
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=True)
