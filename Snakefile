@@ -10,9 +10,6 @@ include: "workflow/rules/start.smk"
 configfile: "config/config.yaml"
 
 
-report: "workflow/report/workflow.rst"
-
-
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/image.smk"

@@ -96,10 +96,7 @@ def captured(act, *args):
 def _dry_run(words):
     words = [word for word in words if word != ELIDED]
     sys.argv = ["snakemake", "--quiet", "all", "--dry-run", *words]
-    if "--report" in words:  # it reads what has run
-        cli.parse_args(words)
-    else:
-        cli.main(sys.argv[1:])
+    cli.main(sys.argv[1:])
 
 
 def _parse(words):

@@ -11,14 +11,9 @@ rule summarize:
         FILES.every_result(),
         "results/plan.md",
     output:
-        csv=report(
-            "results/summary.csv",
-            caption="../report/summary.rst",
-            category="Results",
-            labels={"what": "figures of all runs"},
-        ),
-        md="results/summary.md",
-        sweep=["results/sweep.csv"] if CONFIG.sweep else [],
+        "results/summary.csv",
+        "results/summary.md",
+        ["results/sweep.csv"] if CONFIG.sweep else [],
     log:
         "results/logs/summarize.log",
     conda:
@@ -37,19 +32,8 @@ rule report:
         FILES.every_result(),
         "results/summary.csv",
     output:
-        html=report(
-            "results/report.html",
-            caption="../report/page.rst",
-            category="Results",
-            labels={"what": "report of all runs"},
-        ),
-        charts=report(
-            directory("results/charts"),
-            patterns=["{chart}.svg"],
-            caption="../report/chart.rst",
-            category="Charts",
-            labels={"chart": "{chart}"},
-        ),
+        "results/report.html",
+        directory("results/charts"),
     log:
         "results/logs/report.log",
     conda:

@@ -19,6 +19,4 @@ from shardlab.workflow import call_checks, call_start
 
 with call_start.as_exit():
     call_start.begin(sys.argv[1:], Path.cwd())
-    call_checks.check_configuration(
-        [*workflow.configfiles, Path("config/config.yaml")]
-    )
+    call_checks.check_configuration([*workflow.configfiles, Path("config/config.yaml")])
