@@ -9,7 +9,6 @@ from group import steps
 from safetensors.torch import load_file
 
 from helpers.common import ROOT, save_initial, tiny_run
-from shardlab.cli import check_script
 from shardlab.train import loop
 
 # Of 12 samples: a batch of 11, and one whose second rank has no sample.
@@ -72,35 +71,6 @@ def test_example_equals_single(name, server, tiny_data, tmp_path):
     for key, value in whole.items():
         assert (weights[key].dtype, weights[key].shape) == (value.dtype, value.shape)
         assert (weights[key] - value).abs().max() <= at_end * value.abs().max(), key
-
-
-HALF_GRADIENTS = """
-import runpy, sys
-sys.path.insert(0, {examples!r})
-import torch
-backward = torch.Tensor.backward
-torch.Tensor.backward = lambda loss: backward(loss / 2)
-runpy.run_path({examples!r} + "/ddp.py", run_name="__main__")
-"""
-
-
-def test_check_script_says_which_rules_a_script_keeps(tiny_data, tmp_path):
-    run = tiny_run("mlp", dtype="float64", max_steps=2)
-    save_initial(run, tmp_path / "initial.safetensors")
-    faulty = tmp_path / "script.py"
-    faulty.write_text(HALF_GRADIENTS.format(examples=str(ROOT / "examples")))
-    for script, broken in (
-        (ROOT / "examples/ddp.py", {}),
-        (faulty, {"its losses": "0.5 times single's", "model.safetensors has": "off by 0.5"}),
-    ):
-        folder = tmp_path / script.stem
-        folder.mkdir()
-        found = dict(check_script.check(run, script, tiny_data / "mlp", tmp_path / "initial.safetensors", folder, 2))
-        wrong = {rule: says for rule, says in found.items() if says}
-        assert (len(found), len(wrong)) == (4, len(broken))
-        for (rule, says), (start, words) in zip(wrong.items(), broken.items(), strict=True):
-            assert rule.startswith(start)
-            assert words in says
 
 
 def test_every_example_has_a_case():

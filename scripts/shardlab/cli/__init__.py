@@ -17,7 +17,6 @@ VERBS = {
         "resolve": "print or write the settings of one run",
         "pack": "run a call of snakemake inside one job that has a whole node",
         "check-model": "prove strategies on a transformers model, tiny",
-        "check-script": "run a script for a few steps: what it keeps of its contract",
         "plan": "predict memory and traffic of runs, without training",
     },
     "During and after it": {
