@@ -1,4 +1,4 @@
-"""What happens next with a run, and a table of all; looking changes nothing."""
+"""What happens next with a run, and how far it is; looking changes nothing."""
 
 import fcntl
 import shutil

@@ -29,7 +29,7 @@ ELSEWHERE = {
     ("python", "-c"): "tests/workflow/test_course.py runs it",
 }
 OTHERS = {"cat", "cd", "chgrp", "chmod", "diff", "find", "git", "grep", "head", "kill", "sbatch", "scontrol", "source"}
-OTHERS |= {"pip", "podman-hpc", "rsync", "ssh", "tail", "torchrun", "true", "umask", "until"}
+OTHERS |= {"pip", "podman-hpc", "rsync", "ssh", "tail", "torchrun", "true", "umask", "until", "watch"}
 """Not the project's own."""
 
 

@@ -20,7 +20,7 @@ VERBS = {
         "plan": "predict memory and traffic of runs, without training",
     },
     "During and after it": {
-        "status": "print the state of each run, and what happens next; or watch all",
+        "status": "print the state of each run, and what happens next",
         "summarize": "compare all runs: the table and the verdict",
         "report": "draw the report of all runs",
     },

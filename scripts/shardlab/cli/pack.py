@@ -61,7 +61,7 @@ def main() -> None:
     if done.returncode:
         raise UserError("sbatch refused the job; see its message above.")
     job = done.stdout.strip().split(";")[0]
-    print(f"Job {job} runs everything; output: results/logs/pack-{job}.log. To look at it: shardlab status --watch")
+    print(f"Job {job} runs everything; output: results/logs/pack-{job}.log. To look at it: watch shardlab status")
 
 
 def _snakemake(profile: str) -> list[str]:
