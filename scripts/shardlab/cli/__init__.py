@@ -28,7 +28,6 @@ VERBS = {
         "preflight_login": "check the login node",
         "preflight_nodes": "check each node of a job",
         "preflight_ranks": "check all ranks of a job",
-        "preflight_show": "print what was found",
         "launch": "start a stage as the site requires: job, image, ranks",
         "download": "download a data set or model from the hub",
         "prepare": "encode a data set as arrays",
@@ -55,7 +54,7 @@ MODULES = {
     "download": "prepare",
     "prove": "check_model",
     "wheelhouse": "image",
-    **dict.fromkeys(("preflight_login", "preflight_nodes", "preflight_ranks", "preflight_show"), "preflight"),
+    **dict.fromkeys(("preflight_login", "preflight_nodes", "preflight_ranks"), "preflight"),
 }
 """Verb: the module with the function of its name. Others are the ``main`` of a module of their name."""
 WIDTH = 78

@@ -14,13 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from shardlab.cli import program
 from shardlab.errors import UserError
-from shardlab.files import ROOT, flock, read_json, write_json
+from shardlab.files import ROOT, flock, write_text
 from shardlab.runs import commands, gpus, slurm, slurm_request
 from shardlab.runs.slurm_request import Request, jobs_of
 from shardlab.settings import load, resolve
@@ -33,7 +32,8 @@ SPACE = 2 * 2**30
 PATIENCE = 30
 """Seconds in which the nodes of a job have to find each other."""
 
-Findings = dict[str, Any]
+Found = tuple[list[str], list[str]]
+"""What there is, and what is wrong, as sentences."""
 
 
 @program
@@ -48,13 +48,13 @@ def main(
     return 0
 
 
-def report(found: Findings, output: Path) -> int:
-    """Write the findings, or print the problems; return the status."""
-    if found["problems"]:
-        for sentence in [*found.get("said", []), *(f"wrong: {problem}" for problem in found["problems"])]:
-            print(sentence, file=sys.stderr)
+def report(found: Found, output: Path) -> int:
+    """Write what there is, or print it and what is wrong; return the status."""
+    said, wrong = found
+    if wrong:
+        print(*said, *(f"wrong: {problem}" for problem in wrong), sep="\n", file=sys.stderr)
         return 1
-    write_json(output, found)
+    write_text(output, "".join(f"{sentence}\n" for sentence in said))
     return 0
 
 
@@ -72,11 +72,11 @@ def preflight_login(settings: Path, config: Config, output: Path) -> int:
     if run.site.container and (reason := commands.missing(run.site.container)):
         problems.append(reason)
     about_slurm, wrong = queues(run, config)
-    return report({"where": "login node", "said": said + about_slurm, "problems": problems + wrong}, output)
+    return report((said + about_slurm, problems + wrong), output)
 
 
-def queues(run: Ranks, config: Config) -> tuple[list[str], list[str]]:
-    """Return (what Slurm does with the jobs of a call, what it would refuse), as sentences; empty without Slurm."""
+def queues(run: Ranks, config: Config) -> Found:
+    """Return what Slurm does with the jobs of a call, and what it would refuse; empty without Slurm."""
     site = load.site(config)
     if site.slurm is None:
         return [], []
@@ -93,62 +93,56 @@ def preflight_nodes(settings: Path, output: Path) -> int:
     return report(found, output) if found else 0
 
 
-def nodes(run: Ranks) -> Findings | None:
-    """Run one process per node. The first node writes the report of all, received over the port of the rendezvous."""
-    found = one_node(run)
+def nodes(run: Ranks) -> Found | None:
+    """Run one process per node. The first one returns what all found, received over the port of the rendezvous."""
+    said, wrong = one_node(run)
     if run.nodes == 1:
-        return {"where": "nodes", "nodes": [found], "problems": found["problems"]}
+        return said, wrong
     host, _, port = os.environ[commands.RENDEZVOUS].rpartition(":")
     try:
         socket.getaddrinfo(host, port)
     except socket.gaierror:
-        found["problems"].append(
-            f"{found['host']}: no address is known for {host}, where nodes should meet; set srun.suffix "
-            "or srun.interface in the site's file so that the name is one that nodes know"
+        address = (
+            f"{socket.gethostname()}: no address is known for {host}, where nodes should meet; set srun.suffix or "
+            "srun.interface in the site's file so that the name is one that nodes know"
         )
-        return {"where": "nodes", "nodes": [found], "problems": found["problems"]}
+        return said, [*wrong, address]
     if os.environ.get("SLURM_NODEID") != "0":
-        tell(host, int(port), found)
+        tell(host, int(port), (said, wrong))
         return None
-    others, missing = hear(int(port), run.nodes - 1)
-    problems = [problem for each in (found, *others) for problem in each["problems"]]
-    if missing:
-        problems.append(
+    others = hear(int(port), run.nodes - 1)
+    for more_said, more_wrong in others:
+        said, wrong = said + more_said, wrong + more_wrong
+    if missing := run.nodes - 1 - len(others):
+        wrong.append(
             f"{missing} of {run.nodes} nodes did not reach {host}:{port} within {PATIENCE} s; set srun.suffix "
             "or srun.interface in the site's file so that nodes meet on a network that carries them, or "
             "srun.port_first to a port that is open between nodes"
         )
-    return {"where": "nodes", "nodes": [found, *others], "problems": problems}
+    return said, wrong
 
 
-def one_node(run: Ranks) -> Findings:
+def one_node(run: Ranks) -> Found:
     """Check this node, from inside the image if the site has one."""
     name = socket.gethostname()
-    problems = [
-        f"{name}: {problem}" for problem in storage(ROOT / "results") + storage(Path(tempfile.gettempdir()), 2**26)
-    ]
+    wrong = storage(ROOT / "results") + storage(Path(tempfile.gettempdir()), 2**26)
     versions: dict[str, str] = {}
     for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            problems.append(
-                f"{name}: Python has no {package}; rebuild the image, or install envs/train.txt where there is none"
-            )
-    gpu_names: list[str] = []
+            wrong.append(f"Python has no {package}; rebuild the image, or install envs/train.txt where there is none")
+    names: list[str] = []
     if "torch" in versions and run.site.device == "cuda":
-        gpu_names, wrong = visible(run.devices_per_node)
-        problems += [f"{name}: {problem}" for problem in wrong]
-    return {
-        "host": name,
-        "python": platform.python_version(),
-        "versions": versions,
-        "gpus": gpu_names,
-        "driver": next((gpu.driver for gpu in gpus.listed()), None),
-        "slurm_gpus": os.environ.get("SLURM_GPUS_ON_NODE"),
-        "cores": len(os.sched_getaffinity(0)),
-        "problems": problems,
-    }
+        names, problems = visible(run.devices_per_node)
+        wrong += problems
+    driver = "".join(f", driver {gpu.driver}" for gpu in gpus.listed()[:1])
+    about = (
+        f"node {name}: Python {platform.python_version()}, {len(os.sched_getaffinity(0))} cores, "
+        f"GPUs {names or 'none'} (Slurm gave {os.environ.get('SLURM_GPUS_ON_NODE') or 0}{driver})"
+    )
+    installed = ", ".join(f"{package} {version}" for package, version in versions.items())
+    return [about, f"  {installed}"], [f"{name}: {problem}" for problem in wrong]
 
 
 def visible(needed: int) -> tuple[list[str], list[str]]:
@@ -185,9 +179,9 @@ def storage(folder: Path, space: int = SPACE) -> list[str]:
     return []
 
 
-def hear(port: int, others: int) -> tuple[list[Findings], int]:
-    """Return the findings of the other nodes, and the number of nodes that did not report."""
-    heard: list[Findings] = []
+def hear(port: int, others: int) -> list[Found]:
+    """Return what the other nodes found, as far as they reported."""
+    heard: list[Found] = []
     end = time.monotonic() + PATIENCE
     with socket.create_server(("", port), backlog=others) as server:
         while len(heard) < others and (left := end - time.monotonic()) > 0:
@@ -198,11 +192,11 @@ def hear(port: int, others: int) -> tuple[list[Findings], int]:
                 break
             with connection, connection.makefile() as file:
                 heard.append(json.loads(file.readline()))
-    return heard, others - len(heard)
+    return heard
 
 
-def tell(host: str, port: int, found: Findings) -> None:
-    """Send this node's findings to the first node, which may start later."""
+def tell(host: str, port: int, found: Found) -> None:
+    """Send what this node found to the first node, which may start later."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         try:
@@ -233,31 +227,13 @@ def preflight_ranks(settings: Path, output: Path) -> int:
     least = min((size for size in world.gather(device.memory(world.device)) if size), default=None)
     network = gpus.network(log.read_text(errors="replace")) if logged and log.exists() else None
     log.unlink(missing_ok=True)
-    found: Findings = {"where": "ranks", "hosts": hosts, "memory": least, "problems": problems}
-    found["said"] = [network] if network else []
-    status = report(found, output) if world.is_rank0 else 0
+    said = [network] if network else []
+    if not problems:
+        said.append(f"ranks on {', '.join(hosts)}: all collectives are correct")
+        if least:
+            said.append(f"  for plans, in `hardware` of the site's file: device_memory_gib: {least / 2**30:.3g}")
+        said.append(f"preflight: site {run.site_name} is ready for {run.nodes} x {run.ranks_per_node} ranks.")
+    status = report((said, problems), output) if world.is_rank0 else 0
     if not status:
         distributed.finish()
     return status
-
-
-@program
-def preflight_show(settings: Path, reports: Annotated[Sequence[Path], "reports to print"]) -> None:
-    """Print what was found."""
-    run = read_ranks(settings)
-    for path in reports:
-        found = read_json(path, "preflight report", "run preflight again")
-        print("".join(f"{sentence}\n" for sentence in found.get("said", [])), end="")
-        for node in found.get("nodes", []):
-            driver = f", driver {node['driver']}" if node["driver"] else ""
-            print(
-                f"node {node['host']}: Python {node['python']}, {node['cores']} cores, GPUs {node['gpus'] or 'none'} "
-                f"(Slurm gave {node['slurm_gpus'] or 0}{driver})"
-            )
-            print("  " + ", ".join(f"{name} {version}" for name, version in node["versions"].items()))
-        if found["where"] == "ranks":
-            print(f"ranks on {', '.join(found['hosts'])}: all collectives are correct")
-            if found["memory"]:
-                size = f"device_memory_gib: {found['memory'] / 2**30:.3g}"
-                print(f"  for plans, in `hardware` of the site's file: {size}")
-    print(f"preflight: site {run.site_name} is ready for {run.nodes} x {run.ranks_per_node} ranks.")
