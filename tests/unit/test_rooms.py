@@ -32,7 +32,7 @@ MAY_IMPORT["cli"] = {*MAY_IMPORT}
 NO_TORCH = ("ground", "patches", "settings", "data", "records", "report", "runs", "workflow")
 
 
-LOGIN = ["resolve", "prepare", "image", "launch", "preflight", "summarize", "report", "status"]
+LOGIN = ["prepare", "image", "launch", "preflight", "report", "status"]
 """Programs of the login node."""
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from helpers.common import tiny_run
 from helpers.reports import BYTES, STEP, finished, planned, with_twins
-from shardlab.cli import summarize
+from shardlab.cli import report
 from shardlab.errors import UserError
 from shardlab.records.expert_choices import encode
 from shardlab.records.reports import InitialReport, TestReport, Twin, WeightsReport
@@ -151,7 +151,7 @@ def test_the_check_fails_unless_all_are_equal(tmp_path, monkeypatch, loss):
     monkeypatch.setattr(summary, "judged", lambda *_: (table(single=2.0, ddp=loss), {}))
     monkeypatch.setattr("sys.argv", ["shardlab summarize", f"--results={tmp_path}", "--check"])
     with pytest.raises(UserError, match="ddp x mlp"):
-        summarize.main()
+        report.summarize()
 
 
 def test_a_row_belongs_to_its_run(tmp_path):

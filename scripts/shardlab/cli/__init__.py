@@ -1,7 +1,6 @@
 """The command ``shardlab``: verbs, whose functions have their options as parameters (see ``program``)."""
 
 import argparse
-import math
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -51,8 +50,14 @@ VERBS = {
 MODULES = {
     "capture": "diagnose",
     "compare": "evaluate",
+    "noise_floor": "evaluate",
     "download": "prepare",
+    "fork_torchrun": "launch",
+    "forkserver": "launch",
     "prove": "check_model",
+    "resolve": "status",
+    "summarize": "report",
+    "train_script": "train",
     "wheelhouse": "image",
     **dict.fromkeys(("preflight_login", "preflight_nodes", "preflight_ranks"), "preflight"),
 }
@@ -158,16 +163,11 @@ def run_verb(words: list[str]) -> None:
     run_program(getattr(module, verb if verb in MODULES else "main"))
 
 
-def at_least(least: float) -> Callable[[str], float]:
-    """Return the type of an option that is a finite number, a whole one if ``least`` is."""
-
-    def number(text: str) -> float:
-        value = type(least)(text)
-        if not least <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text} is too small or no number; write {least} or more")
-        return value
-
-    return number
+def positive(text: str) -> int:
+    """Parse an option that is a number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number from 1 on")
+    return int(text)
 
 
 def _help() -> str:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from shardlab.cli import at_least
+from shardlab.cli import positive
 from shardlab.errors import UserError
 from shardlab.runs import slurm, slurm_request, stages
 from shardlab.settings import load
@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--minutes", type=at_least(1), help="time limit of the job (slurm.runtime of the site)")
+    parser.add_argument("--minutes", type=positive, help="time limit of the job (slurm.runtime of the site)")
     parser.add_argument("--config", nargs="+", default=[], metavar="KEY=VALUE", help="as for Snakemake")
     parser.add_argument(
         "-n", "--dry-run", action="store_true", help="print the call of sbatch and the script, and stop"

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from shardlab.cli import at_least, program
+from shardlab.cli import positive, program
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.files import write_text
@@ -31,7 +31,7 @@ def main(
     data: Annotated[Path, "folder of the prepared data sets"] = Path("data/prepared"),
     results: Annotated[Path, "folder to write to"] = Path("results"),
     table: Annotated[Path | None, "also write a table of all plans"] = None,
-    cores: Annotated[int, at_least(1), "ranks to simulate at a time"] = 1,
+    cores: Annotated[int, positive, "ranks to simulate at a time"] = 1,
 ) -> None:
     """Simulate, write the plans, print a summary."""
     if bool(strategy) != bool(workload):
