@@ -8,7 +8,7 @@ import pytest
 from helpers.common import tiny_run
 from helpers.reports import BYTES, STEP, finished, planned
 from shardlab.report import charts, html, run_data, summary
-from shardlab.report.recommendation import advice
+from shardlab.report.html import advice
 from shardlab.report.verdict import judge
 from shardlab.settings import load
 from shardlab.settings.types import WARMUP_STEPS

@@ -14,8 +14,7 @@ import pandas as pd
 import vl_convert
 
 from shardlab.records.reports import Kind, TensorBytes
-from shardlab.report.families import FAMILIES
-from shardlab.report.run_data import RunData
+from shardlab.report.run_data import FAMILIES, RunData
 from shardlab.report.units import byte_unit, readable_bytes
 from shardlab.settings.types import Run
 
