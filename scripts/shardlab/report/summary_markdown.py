@@ -9,7 +9,7 @@ from tabulate import tabulate
 from shardlab.report import sweep_table
 from shardlab.report.summary import MEMORY_KINDS
 from shardlab.report.units import readable_bytes
-from shardlab.report.verdict import EQUAL, diagnosis, expected, flips, verdict, weights
+from shardlab.report.verdict import EQUAL, diagnosis, expected, verdict, weights
 from shardlab.settings import variants
 from shardlab.settings.config import Config
 from shardlab.settings.run_identity import flat
@@ -87,7 +87,7 @@ def axes(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], st
 def markdown(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], str]) -> str:
     """Format verdict, call, matrix of test losses, results of each workload, and what is left out or missing."""
     parts = ["# Summary", "", f"**{verdict(table)[1]}**", ""]
-    for sentence in filter(None, (flips(table), expected(table), diagnosis(table))):
+    for sentence in filter(None, (expected(table), diagnosis(table))):
         parts += [sentence, ""]
     parts += [call(config), ""]
     if config.sweep:
@@ -133,7 +133,7 @@ def screen(table: pd.DataFrame, config: Config, left_out: dict[tuple[str, str], 
         for block in blocks
     ]
     about = "Below single: the relative difference from it.\n" if "single" in strategies else ""
-    judgement = "\n".join(filter(None, [nowhere, verdict(table)[1], flips(table), expected(table), diagnosis(table)]))
+    judgement = "\n".join(filter(None, [nowhere, verdict(table)[1], expected(table), diagnosis(table)]))
     return "\n\n".join([*tables, f"{about}{judgement}"])
 
 

@@ -197,24 +197,10 @@ def _end(row: dict[Any, Any]) -> str:
     """Format the larger of the two final differences, and the twins'."""
     difference = max(DIFFERENCES, key=lambda column: -1.0 if pd.isna(row[column]) else row[column])
     twins = "" if pd.isna(row["noise_floor"]) else f", twins {row['noise_floor']:.1e}"
-    flips = "" if pd.isna(row["expert_flips"]) else f", {_flipped_choices(row)} flipped"
-    return f"{DIFFERENCES[difference]}{row[difference]:.1e}{twins}{flips}"
-
-
-def flips(table: pd.DataFrame) -> str:
-    """Return a sentence on the experts' choices of each workload's run that shares the fewest with ``single``; empty
-    without any.
-    """
-    compared = table[(table.strategy != "single") & table.expert_flips.notna()]
-    sentences = []
-    for workload, rows in compared.groupby("workload", sort=False):
-        row = rows.sort_values("expert_flips").to_dict("records")[-1]
-        twins = "" if pd.isna(row["noise_floor_flips"]) else f"; twins: at most {row['noise_floor_flips']:,}"
-        sentences.append(
-            f"{workload}: at most {_flipped_choices(row)} on the test split differ from single's "
-            f"({row['strategy']}{twins})."
-        )
-    return " ".join(sentences)
+    text = f"{DIFFERENCES[difference]}{row[difference]:.1e}{twins}"
+    if pd.isna(row["expert_flips"]):
+        return text
+    return f"{text}, {row['expert_flips']:,} of {row['expert_choices']:,} expert choices flipped"
 
 
 def expected(table: pd.DataFrame) -> str:
@@ -244,7 +230,3 @@ def diagnosis(table: pd.DataFrame) -> str:
         return "A script has a diagnosis once it dumps its first steps: docs/diagnose.md."
     other = " (or another run's)" if len(targets) > 1 else ""
     return f"To see where and why, repeat the call with the target results/{targets[0]}{other}." if targets else ""
-
-
-def _flipped_choices(row: dict[Any, Any]) -> str:
-    return f"{row['expert_flips']:,} of {row['expert_choices']:,} expert choices"

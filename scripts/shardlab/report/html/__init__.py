@@ -18,7 +18,7 @@ from shardlab.report.charts import ANCHORS, CHARTS, PAGES, PER_STRATEGY, PER_WOR
 from shardlab.report.run_data import RunData
 from shardlab.report.technique_picture import picture
 from shardlab.report.units import readable_bytes, short_number
-from shardlab.report.verdict import EQUAL, REPORTED, ROUNDING, SUSPICIOUS, UNEQUAL, flips, pages, verdict
+from shardlab.report.verdict import EQUAL, REPORTED, ROUNDING, SUSPICIOUS, UNEQUAL, pages, verdict
 from shardlab.settings.config import Config
 
 HERE = Path(__file__).parent
@@ -49,7 +49,6 @@ def html(
     return environment.from_string((HERE / "template.html").read_text(encoding="utf-8")).render(
         good=good,
         sentence=sentence,
-        flips=flips(run_data.table),
         diagnoses=[(name, page, (results / page).exists()) for name, page in pages(run_data.table).items()],
         call=summary_markdown.call(config),
         origin=_origin(run_data),
