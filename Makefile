@@ -79,7 +79,7 @@ lint: .venv/dev
 	$(SNAKEMAKE) --lint
 	$(BIN)/python scripts/docs.py --check
 
-# Generate schemas and tables of the documents.
+# Generate tables of the documents.
 # The figures of docs/results.md: make matrix.
 docs: .venv/dev
 	$(BIN)/python scripts/docs.py

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the generated files of this repository: JSON schemas, tables of docs/."""
+"""Write the generated tables of docs/ and README.md."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from shardlab.errors import UserError, run_program
 from shardlab.files import ROOT, write_text
@@ -26,8 +26,6 @@ from shardlab.settings import (
     variants,
 )
 
-SCHEMAS: dict[str, type[BaseModel]] = {"config": config.Config, "workload": types.Workload, "site": sites.Site}
-"""Schemas of the files that people edit, for their editors."""
 SHOWN_WORKLOADS = ("llama2", "moe")
 """Workloads of the pages' figures: the first one under all of a page's strategies."""
 README_LOSSES = ("single", "ddp", "fsdp_tp", "fsdp_cp", "fsdp_ep", "zero3")
@@ -64,8 +62,6 @@ def main() -> None:
         "--summary", type=Path, help="summary.csv of all strategies, for docs/results.md, docs/strategies, README.md"
     )
     args = parser.parse_args()
-    if not args.check:
-        write_schemas(ROOT)
     for path, text in generated(args.summary).items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
@@ -97,14 +93,6 @@ def generated(summary: Path | None) -> dict[Path, str]:
     readme = ROOT / "README.md"
     files[readme] = fill(readme, {"losses": readme_losses(shown)})
     return files
-
-
-def write_schemas(project: Path) -> None:
-    """Write the JSON schemas that the first lines of the YAML files name, for editors; Git does not hold them."""
-    schemas = {name: kind.model_json_schema() for name, kind in SCHEMAS.items()}
-    schemas["strategies"] = TypeAdapter(dict[str, types.Strategy]).json_schema()
-    for name, schema in schemas.items():
-        write_text(project / "workflow/schemas" / f"{name}.json", json.dumps(schema, indent=2) + "\n")
 
 
 def readme_losses(shown: str) -> str:

@@ -116,7 +116,7 @@ def run_of(workload, strategy="single", **values):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("task: regression", "task: regression\ntask: regression", ["mlp.yaml", "`task` is duplicated", "line 6"]),
+        ("task: regression", "task: regression\ntask: regression", ["mlp.yaml", "`task` is duplicated", "line 5"]),
         ("  embedded:\n", "  hub:\n", ["config: data is embedded", "only hub"]),
         ("model: mlp", "model: [", ["mlp.yaml is not YAML"]),
     ],

@@ -1,7 +1,6 @@
 """Types of the settings: workload, strategy and run (config.py, sites.py and recipe.py have the others).
 
-``scripts/docs.py`` writes the JSON schemas in ``workflow/schemas/`` from these classes, and the
-YAML files under ``config/`` are checked against them.
+The YAML files under ``config/`` are checked against them, and ``scripts/docs.py`` writes the lists of their keys.
 """
 
 import hashlib
