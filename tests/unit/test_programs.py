@@ -19,7 +19,7 @@ from shardlab.runs import job
 FOLDERS = ("scripts", "benchmarks")
 SCRIPTS = sorted(str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).glob("*.py"))
 SCRIPTS.remove("scripts/check_python.py")
-VERBS = [verb for group in cli.VERBS.values() for verb in group]
+VERBS = [*(verb for group in cli.VERBS.values() for verb in group), *cli.STAGES]
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, *VERBS])

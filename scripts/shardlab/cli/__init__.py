@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -23,30 +24,14 @@ VERBS = {
         "summarize": "compare all runs: the table and the verdict",
         "report": "draw the report of all runs",
     },
-    "Stages, which the rules call": {
-        "preflight_login": "check the login node",
-        "preflight_nodes": "check each node of a job",
-        "preflight_ranks": "check all ranks of a job",
-        "launch": "start a stage as the site requires: job, image, ranks",
-        "download": "download a data set or model from the hub",
-        "prepare": "encode a data set as arrays",
-        "prove": "prove which strategies may train a workload, tiny",
-        "init": "draw a workload's initial weights",
-        "train": "train one run (one rank)",
-        "train_script": "train one run with a script (one rank); check what it left",
-        "evaluate": "compute the test loss of weights",
-        "noise_floor": "train twins of single: the noise of rounding",
-        "compare": "compare a run's final weights with those of single",
-        "capture": "write what the first steps of a run read and computed",
-        "diagnose": "find where a capture first differs from single, and why",
-        "export": "export weights as a transformers model",
-        "wheelhouse": "collect the wheels of the image",
-        "image": "build or inspect the image",
-        "forkserver": "fork jobs from a process that has imported PyTorch",
-        "fork_torchrun": "torchrun, with ranks forked from this process",
-    },
 }
 """Groups of verbs, in the order in which people meet them: what each does."""
+STAGES = (
+    *("preflight_login", "preflight_nodes", "preflight_ranks", "wheelhouse", "image"),
+    *("download", "prepare", "prove", "init", "train", "train_script", "noise_floor"),
+    *("evaluate", "compare", "export", "capture", "diagnose", "launch", "forkserver", "fork_torchrun"),
+)
+"""Verbs of the rules."""
 MODULES = {
     "capture": "diagnose",
     "compare": "evaluate",
@@ -66,23 +51,6 @@ WIDTH = 78
 """Of the text of a verb's help, in characters."""
 
 
-OPTIONS = {
-    "attempt": "number of this attempt at the run",
-    "commit": "commit of the working tree, for train.json",
-    "data": "folder of the prepared data set",
-    "image": "report of the image that this runs in, for train.json",
-    "initial": "the weights that the training started from, or their report",
-    "lock": "pinned requirements",
-    "output": "file or folder to write",
-    "settings": "run.json of the run, or site.json",
-    "single": "final weights of `single`",
-    "strategy": "an entry of config/strategies.yaml",
-    "weights": "safetensors file: initial weights, or those to look at",
-    "workload": "a file in config/workloads",
-}
-"""What is said of options of this name, unless a verb says something else."""
-
-
 def program(main: Callable[..., int | None]) -> Callable[[], int | None]:
     """Return a program that calls ``main`` with what ``sys.argv`` has for its parameters.
 
@@ -93,7 +61,6 @@ def program(main: Callable[..., int | None]) -> Callable[[], int | None]:
 
     def start() -> int | None:
         import inspect  # not before: `shardlab launch` has to start at once
-        import textwrap
 
         described = sys.modules[main.__module__] if main.__name__ == "main" else main
         about = [textwrap.fill(text, WIDTH) for text in inspect.getdoc(described).split("\n\n")]  # type: ignore[union-attr]
@@ -126,11 +93,11 @@ def _add(parser: argparse.ArgumentParser, parameter: Any) -> None:
     kind = parameter.annotation.__origin__ if metadata else parameter.annotation
     several = get_origin(kind) is Sequence
     kind = next(iter(get_args(kind)), kind)  # of an optional, or of the items of a list
-    options: dict[str, Any] = {"type": getattr(kind, "model_validate_json", kind), "help": OPTIONS.get(name)}
+    options: dict[str, Any] = {"type": getattr(kind, "model_validate_json", kind)}
     for each in metadata:
         options["help" if isinstance(each, str) else "type"] = each
     if kind is bool:
-        options = {"action": "store_true", "help": options["help"]}
+        options = {"action": "store_true", "help": options.get("help")}
     if several or parameter.kind == parameter.VAR_POSITIONAL:
         options["nargs"] = "*"
     if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
@@ -143,7 +110,7 @@ def _add(parser: argparse.ArgumentParser, parameter: Any) -> None:
 
 def main() -> None:
     """Run the verb that the command line names; without one, list them."""
-    names = [verb for group in VERBS.values() for verb in group]
+    names = [*(verb for group in VERBS.values() for verb in group), *STAGES]
     verb = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if verb in ("-h", "--help"):
         run_program(lambda: print(_help()))
@@ -174,4 +141,4 @@ def _help() -> str:
     lines = ["usage: shardlab VERB [options]; shardlab VERB --help explains one."]
     for group, verbs in VERBS.items():
         lines += ["", f"{group}:", *(f"  {verb:<18}{text}" for verb, text in verbs.items())]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", textwrap.fill(f"The rules call: {', '.join(STAGES)}.", WIDTH)])

@@ -123,7 +123,7 @@ def config_folder(name: str, revision: str, downloads: Path) -> Path:
 
 
 @program
-def prove(settings: Path, strategies: Annotated[Path, "JSON file of what may train it"], output: Path) -> None:
+def prove(settings: Path, strategies: Path, output: Path) -> None:
     """Prove on a tiny model which strategies may train a workload of transformers (see check-model).
 
     Writes the table, and proofs.json next to it. A strategy that is refused there is not trained.

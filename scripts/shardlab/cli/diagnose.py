@@ -10,7 +10,6 @@ import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 from shardlab.cli import program
 from shardlab.data import store
@@ -32,10 +31,10 @@ from traindiff.pair import Pair
 @program
 def main(
     settings: Path,
-    like: Annotated[Path, "run.json of the strategy"],
+    like: Path,
     data: Path,
     weights: Path,
-    other: Annotated[Path, "its capture"],
+    other: Path,
     output: Path,
 ) -> None:
     """Capture `single` and a twin of it, compare, write the page and print its first sentence."""

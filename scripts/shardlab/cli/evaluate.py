@@ -6,11 +6,10 @@ fit one device (recipe.evaluation).
 
 import tempfile
 from pathlib import Path
-from typing import Annotated
 
 import torch
 
-from shardlab.cli import positive, program
+from shardlab.cli import program
 from shardlab.data import store
 from shardlab.errors import remedy
 from shardlab.files import sha256
@@ -89,7 +88,7 @@ def noise_floor(
     weights: Path,
     single: Path,
     output: Path,
-    draws: Annotated[int, positive, "number of twins"],
+    draws: int,
 ) -> None:
     """Train twins of `single`: the same run, its initial weights perturbed by about one rounding error. Their distance
     from it is the rounding noise, whatever the strategy. In low precision, one more is trained in full precision.

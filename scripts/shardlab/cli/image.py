@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 from shardlab.cli import program
 from shardlab.errors import UserError
@@ -36,11 +35,11 @@ NOT_FOR_ROCM = re.compile(r"(?:torch|triton)==|nvidia-|cuda-", re.IGNORECASE)
 @program
 def main(
     output: Path,
-    container: Annotated[Container, "the site's `container` settings (JSON)"],
+    container: Container,
     definition: Path = ROOT / "containers/train.def",
     lock: Path = ROOT / "envs/train.txt",
-    wheels: Annotated[Path, "folder of wheels"] = ROOT / "containers/wheelhouse",
-    clear: Annotated[Sequence[str], "environment variables to remove before the build"] = (),
+    wheels: Path = ROOT / "containers/wheelhouse",
+    clear: Sequence[str] = (),
 ) -> None:
     """Build or inspect the image, then write the report."""
     if reason := commands.missing(container):
@@ -158,8 +157,8 @@ def pytorch(labelled: dict[str, str]) -> dict[str, str | int | None]:
 @program
 def wheelhouse(
     lock: Path,
-    output: Annotated[Path, "list to write; the wheels go into its folder"],
-    base: Annotated[str, "the site's container.base"] = Container().base,
+    output: Path,
+    base: str = Container().base,
 ) -> None:
     """Collect the pinned wheels of the image, on the login node, with the pip settings of this machine."""
     folder = output.parent

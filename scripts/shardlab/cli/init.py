@@ -30,8 +30,8 @@ def main(
     settings: Path,
     output: Path,
     data: Path | None = None,
-    report: Annotated[Path | None, "JSON file to write with their test loss; needs --data"] = None,
-    strategies: Annotated[dict[str, Any] | None, json.loads, "JSON of settings/model_rules.py: what will train"] = None,
+    report: Path | None = None,
+    strategies: Annotated[dict[str, Any] | None, json.loads] = None,
 ) -> None:
     """Build the model, save its weights and, if a report is requested, write their results on the test split."""
     run = read_run(settings)

@@ -13,7 +13,6 @@ import socket
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
 
 from shardlab.cli import program, run_verb
 from shardlab.runs import forkserver as server
@@ -30,10 +29,10 @@ def main() -> int:
 
 @program
 def forkserver(
-    folder: Annotated[Path, "folder of the socket, removed at the end"],
-    parent: Annotated[int, "process id of the parent, with which it ends"],
+    folder: Path,
+    parent: int,
     /,
-    *environment: Annotated[str, "variables that the modules are imported with"],
+    *environment: str,
 ) -> None:
     """Import PyTorch and what a training needs once, and fork the jobs of a call of Snakemake from this process.
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from tqdm import tqdm
 
@@ -31,7 +31,7 @@ class Shown:
 
 
 @program
-def main(data: DataSet, raw: Annotated[Path, "folder of the downloaded files, for hub data"], output: Path) -> None:
+def main(data: DataSet, raw: Path, output: Path) -> None:
     """Read, encode, write."""
     started = time.perf_counter()
     splits = data_sets.read(data, raw)

@@ -6,7 +6,6 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
 
 from shardlab.cli import program
 from shardlab.errors import UserError
@@ -20,10 +19,10 @@ def main(
     settings: Path,
     data: Path,
     weights: Path,
-    output: Annotated[Path, "folder for weights, metrics and train.json"],
-    resume: Annotated[Path | None, "checkpoint to resume from, of any strategy on any ranks"] = None,
-    restart: Annotated[bool, "start at the first step, ignoring checkpoints"] = False,
-    tensorboard: Annotated[bool, "also write TensorBoard's event files"] = False,
+    output: Path,
+    resume: Path | None = None,
+    restart: bool = False,
+    tensorboard: bool = False,
     attempt: int | None = None,
     commit: str | None = None,
     image: Path | None = None,
