@@ -59,10 +59,9 @@ def opened(run: Run, data: Path, folder: Path) -> float:
 
 
 def card(run: Run, train: TrainReport, test: TestReport, loss: float) -> str:
-    """Format the model card: training data, settings and results (huggingface.co/docs/hub/model-cards)."""
+    """Format the model card: data, results and code (huggingface.co/docs/hub/model-cards)."""
     source = run.data.hub.repo if run.data.hub else f"embedded ({run.data.name})"
     metric = "" if test.metric_value is None else f"| {test.metric_name} | {test.metric_value:.6g} |\n"
-    untrained = "" if test.untrained_loss is None else f"| before training | {test.untrained_loss:.8g} |\n"
     return f"""---
 library_name: transformers
 pipeline_tag: {LIBRARY.get(run.task, "image-classification")}
@@ -73,22 +72,11 @@ pipeline_tag: {LIBRARY.get(run.task, "image-classification")}
 | | |
 | --- | --- |
 | test loss | {test.loss:.8g} (as transformers computes it: {loss:.8g}) |
-{metric}{untrained}| validation loss | {train.validation_loss:.8g} |
-| parameters | {train.parameters:,} |
+{metric}| parameters | {train.parameters:,} |
 | data | {source}, fingerprint {train.identity.data} |
-| steps, samples | {train.steps}, {train.samples} |
-| strategy | {run.strategy} on {_count(train.world_size, "rank")}, {_count(train.nodes, "node")} |
-| wall time | {train.wall_seconds:.1f} s |
-| seed | {run.seed} |
-| optimizer | {run.recipe.optimizer.name}, learning rate {run.recipe.optimizer.learning_rate:g} |
+| steps, samples, ranks | {train.steps}, {train.samples}, {train.world_size} |
 | code | {train.git_commit or "unknown commit"} |
-| image | {train.image_digest or "none"} |
 
 Trained by Shardlab, which trains one model under every parallel strategy and compares their test losses.
 The license of the weights depends on the license of the data.
 """
-
-
-def _count(number: int, what: str) -> str:
-    """Format a count: 1 rank, 2 ranks."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
