@@ -78,19 +78,13 @@ def test_the_page_has_all_in_it_and_takes_no_text_for_html(found, drawn):
     assert not re.search(r"""src=["'](https?:)?//|<link[^>]*href=["'](?!data:)""", text), "links are for people"
 
 
-@pytest.mark.parametrize(
-    ("speeds", "words"),
-    [
-        ({"single": (1, 4), "ddp": (2, 4), "fsdp": (1, 2)}, ["ddp is the fastest", "Least memory on 4 ranks: fsdp, 1"]),
-        ({"single": (9, 4), "ddp": (2, 4)}, ["One device is the fastest"]),
-        ({"tp": (10, 4), "fsdp": (9, 4)}, ["fastest of tp and fsdp cannot be told"]),
-    ],
-)
-def test_advice_comes_from_the_figures(speeds, words):
+def test_advice_comes_from_the_figures():
     """Of samples/s and MiB, on 4 ranks but for `single`."""
+    speeds = {"single": (1, 4), "ddp": (20, 4), "hsdp": (19, 4), "fsdp": (1, 2)}
     found = [(name, 1 if name == "single" else 4, speed, size * 2**20) for name, (speed, size) in speeds.items()]
     table = pd.DataFrame(found, columns=["strategy", "world_size", "samples_per_second", "tensor_bytes"])
     quartiles = {"step_seconds_q1": 0.9 / table.samples_per_second, "step_seconds_q3": 1.1 / table.samples_per_second}
     table = table.assign(status="done", equality="equal", **quartiles)
-    assert all(word in advice(table) for word in words)
+    assert "fastest of ddp and hsdp cannot be told" in advice(table)
+    assert "Least memory on 4 ranks: fsdp, 1" in advice(table)
     assert "fastest" not in advice(table, on_cpus=True)
