@@ -241,14 +241,6 @@ class ParallelDims(RootModel[dict[str, PositiveInt]]):
             rank = rank * self.degree(axis) + place.get(axis, 0)
         return rank
 
-    def first_rank(self, data_rank: int) -> int:
-        """Return the first of the ranks that read the samples of that data rank."""
-        rank = 0
-        for axis in reversed(self.axes("samples")):
-            data_rank, index = divmod(data_rank, self.degree(axis))
-            rank += index * self.stride(axis)
-        return rank
-
     def stage(self, place: Mapping[str, int]) -> int:
         """Return the index of the pipeline stage of the rank with these coordinates."""
         return next((place.get(axis, 0) for axis in self.axes("layers")), 0)
