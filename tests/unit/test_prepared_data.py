@@ -15,7 +15,6 @@ from shardlab import data as data_sets
 from shardlab.data import encoders, store
 from shardlab.data.encoders import encode
 from shardlab.data.split_file import SplitFile
-from shardlab.errors import UserError
 from shardlab.settings import load, resolve
 
 SPLITS = ("train", "validation", "test")
@@ -57,18 +56,6 @@ def test_the_parts_of_an_encoder_leave_no_trace(tmp_path, monkeypatch, workload)
     in_parts = prepared("parts")
     assert in_parts["fingerprint"] == whole["fingerprint"]
     assert in_parts["counts"] == whole["counts"]
-
-
-def test_parts_that_do_not_fit_each_other(tmp_path):
-    with SplitFile(tmp_path / "train.safetensors", "encoder") as file:
-        file.append({"x": np.ones(2)})
-        with pytest.raises(UserError, match=r"{'x': 'float32 \(\)'} after parts of {'x': 'float64 \(\)'}"):
-            file.append({"x": np.ones(2, np.float32)})
-        with pytest.raises(UserError, match="gave x as object, which safetensors cannot hold"):
-            file.append({"x": np.ones(2, object)})
-        with pytest.raises(UserError, match="x_offsets from 0 to 1, not 0 to 2"):
-            file.append({"x": np.ones(2), "x_offsets": np.array([0, 1])})
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_samples_of_train_in_another_split_are_counted(tmp_path):
