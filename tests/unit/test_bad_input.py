@@ -7,13 +7,11 @@ import pytest
 from PIL import Image
 
 from helpers.common import build, tiny_run
-from shardlab import data as data_sets
 from shardlab import models
-from shardlab.data import pairs, store
+from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import Unsupported, UserError
 from shardlab.settings import code_fingerprint, load, model_and_data, resolve
-from shardlab.settings.types import DataSet
 
 MLP = {"workloads": ["mlp"], "strategies": ["ddp"]}
 
@@ -162,12 +160,3 @@ def test_a_model_that_the_file_does_not_describe():
     ):
         said = sentence(models.check_plan, run.model.model_copy(update=change), build(run))
         assert all(word in said for word in words), said
-
-
-def test_a_reader_that_returns_no_samples_or_needs_an_option(monkeypatch, tmp_path):
-    data = DataSet.model_validate_json(tiny_run("mlp").data.model_dump_json())
-    noise = data.options.pop("noise")
-    assert "the data needs noise; set it under `data:` of the size" in sentence(data_sets.read, data, tmp_path)
-    data.options["noise"] = noise
-    monkeypatch.setattr(pairs, "read", lambda data, raw: {"train": [(1,)], "test": [(1,)]})
-    assert "the split validation is empty" in sentence(data_sets.read, data, tmp_path)
