@@ -1,9 +1,15 @@
-"""Mistakes in settings and data: one sentence that names the key or file and what would work."""
+"""Mistakes in settings and data: one sentence that names the key or file and what would work, never a traceback."""
 
+import json
 import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from helpers.common import build, tiny_run
@@ -11,7 +17,11 @@ from shardlab import models
 from shardlab.data import store
 from shardlab.data.encoders import encode
 from shardlab.errors import Unsupported, UserError
+from shardlab.records.reports import TestReport, TrainReport
+from shardlab.report import summary
 from shardlab.settings import code_fingerprint, load, model_and_data, resolve
+from shardlab.settings.config import Config
+from shardlab.settings.types import Run, read_run
 
 MLP = {"workloads": ["mlp"], "strategies": ["ddp"]}
 
@@ -20,8 +30,8 @@ def swept(values):
     return {"workloads": ["mnist"], "strategies": ["ddp"], "sweep": values}
 
 
-def at_site(settings):
-    return {"site": "test", "site_settings": settings}
+def at_site(changes):
+    return {"site": "test", "site_settings": changes}
 
 
 CONFIGURATIONS = [
@@ -160,3 +170,44 @@ def test_a_model_that_the_file_does_not_describe():
     ):
         said = sentence(models.check_plan, run.model.model_copy(update=change), build(run))
         assert all(word in said for word in words), said
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+QUICK = settings(
+    deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+)
+
+
+@QUICK
+@given(st.dictionaries(st.sampled_from(sorted(Config.model_fields)) | st.text(max_size=9), JSON, max_size=4))
+def test_any_configuration(values):
+    with suppress(UserError):
+        runs, _ = resolve.matrix(load.config(MLP | {"strategies": ["single", "ddp"]} | values))
+        assert all(isinstance(run, Run) for run in runs)
+
+
+@QUICK
+@given(st.data())
+def test_a_damaged_file(data):
+    whole = tiny_run("mlp", "ddp").model_dump(mode="json")
+    key = data.draw(st.sampled_from(sorted(whole)))
+    text = json.dumps(whole | {key: data.draw(JSON)})
+    text = text[: data.draw(st.sampled_from([len(text), len(text) // 2, 0]))]
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder)
+        path = results / "ddp/mlp/train.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        for kind in (TrainReport, TestReport):
+            with pytest.raises(UserError, match=r"train.json.*make it again"):
+                kind.read(path, "make it again")
+        with suppress(UserError):
+            assert isinstance(read_run(path), Run)
+        (results / "ddp/mlp.done").touch()
+        row = summary.collect([tiny_run("mlp", "ddp")], results, 0)
+        assert row.status[0].startswith("damaged: ")
+        assert row.test_loss.isna().all()
