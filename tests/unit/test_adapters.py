@@ -1,4 +1,4 @@
-"""Adapters: what they are refused for, what they begin with, and that peft reads what is exported."""
+"""Adapters: what they are refused for, what they begin with, and that peft reads what is exported; groups' patterns."""
 
 import peft
 import pytest
@@ -12,6 +12,7 @@ from shardlab import models
 from shardlab.errors import UserError
 from shardlab.models import export
 from shardlab.models.weights import materialize
+from shardlab.runtime import optimizers
 
 TARGETS = ["layers.*.attention.*", "layers.1.down", "output"]
 
@@ -27,6 +28,20 @@ TARGETS = ["layers.*.attention.*", "layers.1.down", "output"]
 def test_adapters_that_do_not_fit(workload, adapter, words):
     with pytest.raises(UserError, match=words):
         build(tiny_run(workload, adapter=adapter))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ({"groups": {"layer.0": {}}}, "recipe.groups: layer.0 names no parameter.*layers.0"),
+        ({"groups": {"layers.*": {}, "layers.1.up": {}}}, r"both layers\.\* and layers\.1\.up name layers.1.up.weight"),
+        ({"freeze": ["*"]}, "recipe.freeze names every parameter of the model.*narrow"),
+    ],
+)
+def test_patterns_that_do_not_fit(recipe, words):
+    run = tiny_run("llama2", **recipe)
+    with pytest.raises(UserError, match=words):
+        optimizers.own_settings(run.recipe, build(run), [])
 
 
 @pytest.mark.parametrize("library", [False, True])

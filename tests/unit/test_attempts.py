@@ -1,5 +1,6 @@
-"""The attempts at a run: from scratch once for each request, how far each came, when it is given up."""
+"""The attempts at a run: from scratch once for each request, how far each came, when it is given up, what is next."""
 
+import fcntl
 import os
 import shutil
 from contextlib import contextmanager
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.common import save_initial, tiny_run
+from helpers.common import program, save_initial, tiny_run
 from shardlab.data import store
 from shardlab.errors import UserError
 from shardlab.records import manifest
@@ -15,9 +16,10 @@ from shardlab.records.reports import Attempt, TrainReport
 from shardlab.report import summary
 from shardlab.runs import attempts, job, snakemake_lock
 from shardlab.runs.attempts import CALL, AttemptLog
-from shardlab.runs.run_status import next_action
+from shardlab.runs.run_status import NOT_BEGUN, next_action, queue
+from shardlab.runs.slurm_reattach import name_of
 from shardlab.settings import run_identity
-from shardlab.train import checkpoint, loop
+from shardlab.train import loop
 
 RUN = tiny_run("mlp", checkpoint_interval_steps=2, ema_decay=0.9)
 
@@ -33,11 +35,6 @@ class Project:
         self.folder, self.data, self.initial = folder, data, folder / "initial"
         self.output, self.done = folder / "results/single/mlp", folder / "results/single/mlp.done"
         self.kill_at, self.steps = None, []
-        self.checkpointers = []
-
-    def checkpointer(self, *args):
-        self.checkpointers.append(checkpoint.Checkpointer(*args))
-        return self.checkpointers[-1]
 
     def ranks(self, command, log):
         log.parent.mkdir(exist_ok=True)
@@ -50,12 +47,7 @@ class Project:
 
         origin = {"attempt": int(command.lines.partition("--attempt=")[2].split()[0])}
         options = loop.TrainOptions(restart="--restart" in command.lines.split(), on_gradients=observe)
-        try:
-            loop.train(RUN, self.data, self.initial, self.output, origin, options)
-        finally:
-            # A killed process writes no longer; the thread that writes a checkpoint outlives what kills the step here.
-            for checkpointer in self.checkpointers:
-                checkpointer.wait()
+        loop.train(RUN, self.data, self.initial, self.output, origin, options)
         return 0
 
     def call(self, *, force=False):
@@ -84,7 +76,6 @@ class Project:
 def in_this_process(project):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(job, "Child", lambda *_: SimpleNamespace(run=project.ranks, stop_signal=""))
-        patched.setattr(loop, "Checkpointer", project.checkpointer)
         patched.setenv(CALL, "first")
         yield project
 
@@ -238,3 +229,49 @@ def test_a_kill_while_the_old_training_is_removed_loses_no_request(project, monk
     project.call()
     assert project.job() == [0, 1, 2, 3]
     assert TrainReport.read(project.output / "train.json", "").lost_steps == 0
+
+
+def test_what_is_there_of_a_run(tiny_data, tmp_path):
+    run = tiny_run("mlp", checkpoint_interval_steps=2)
+    folder = tmp_path / "single" / "mlp"
+
+    def said(run=run):
+        return next_action(run, folder)
+
+    assert said() == "not begun"
+    save_initial(run, tmp_path / "initial")
+    loop.train(run, tiny_data / "mlp", tmp_path / "initial", folder, {})
+    assert said() == "finished, but not recorded by Snakemake: the next call uses it as it is"
+    folder.with_suffix(".done").touch()
+    assert said() == "done"
+    with (folder / ".lock").open("w") as lock:
+        lock.write("process 1 on here")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert said() == "alive: process 1 on here trains it; the next call follows it or waits for it"
+    (folder / "train.json").unlink()
+    assert said() == "resumable from step 4; never begun"
+    other = run.model_copy(update={"seed": 7})
+    assert said(other) == "checkpoint with a different seed: change it back, or train with --config restart=true"
+    (manifest.place(folder, 4) / "manifest.json").write_text("{}")
+    assert said().startswith("resumable from step 2; never begun (")
+    assert "step-00000004/manifest.json" in said()
+    shutil.rmtree(folder / "checkpoints")
+    assert said() == NOT_BEGUN
+
+
+def test_a_run_whose_job_waits_and_why(tmp_path, monkeypatch):
+    """The queue is asked once for all runs."""
+    name = name_of(tmp_path)
+    answers = [
+        "7|QOSMaxGRESPerUser|rule_train_wildcards_ddp_mlp",
+        "8|None|rule_train_wildcards_fsdp_tp_mlp",
+        "9|Priority|rule_evaluate_wildcards_single_mlp",
+    ]
+    program(tmp_path / "bin/squeue", f"echo \"$*\" >> {tmp_path}/asked\nprintf '%s\\n' '{chr(10).join(answers)}'")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    queued = queue(tmp_path)
+    assert queued == {"ddp/mlp": "job 7 waits: QOSMaxGRESPerUser", "fsdp_tp/mlp": "job 8"}
+    assert (tmp_path / "asked").read_text().count(f" --name={name} ") == 1
+    action = next_action(tiny_run("mlp", "ddp"), tmp_path / "ddp/mlp", queued)
+    assert action == "job 7 waits: QOSMaxGRESPerUser; the next call follows it"

@@ -7,7 +7,7 @@ import pytest
 
 import docs
 from helpers.common import ROOT
-from shardlab.settings import load, resolve
+from shardlab.settings import load
 from traindiff.formulas import CHECKS
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -34,16 +34,6 @@ def test_links_lead_somewhere(path):
         places = (ROOT / name, ROOT / "scripts/shardlab" / name)
         assert any(place.exists() for place in places) or "NAME" in name, name
         assert not test or f"def {test}(" in (ROOT / name).read_text(), f"{name}::{test}"
-
-
-def test_numbers_of_runs_in_running_text_are_those_of_the_configuration():
-    every = [name for name in load.config({"strategies": ["all"]}).strategies if name != "single"]
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    config = load.config({})
-    runs = len(resolve.matrix(config)[0])
-    assert f"under {len(every)} parallel strategies" in readme
-    matrix = f"{len(config.strategies)} strategies on up to {len(config.workloads)} workloads (a model and its data)"
-    assert f"{matrix}, {runs} runs:" in readme
 
 
 def test_each_fault_of_the_course_fits_and_the_page_names_it():

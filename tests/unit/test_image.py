@@ -1,6 +1,5 @@
 """Image and wheelhouse: an error is one sentence and leaves nothing half-built."""
 
-import json
 import os
 import sys
 
@@ -51,12 +50,3 @@ def test_an_image_that_was_changed_after_its_report(tmp_path):
     os.utime(tmp_path / "train.sif", (2e9, 2e9))
     with pytest.raises(UserError, match=r"is not the one in .*train.image.json \(its SHA-256 differs\)"):
         read_image(tmp_path / "train.image.json")
-
-
-def test_the_report_of_an_image_says_its_pytorch(made, tmp_path):
-    named = {"shardlab.torch": "2.13.0+cu130", "shardlab.cuda": "13.0", "org.label-schema.build-arch": "arm64"}
-    found = json.dumps({"data": {"attributes": {"labels": named}}})
-    (tmp_path / "mine.sif").write_text("image")
-    report = made(command=str(program(tmp_path / "apptainer", f"echo '{found}'")), image=str(tmp_path / "mine.sif"))
-    assert (report.torch, report.cuda, report.rocm, report.driver) == ("2.13.0+cu130", "13.0", None, 580)
-    assert report.architecture == "aarch64"

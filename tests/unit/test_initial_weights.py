@@ -1,7 +1,10 @@
-"""Initial weights are those of their report, whose digest is compared first; those of twins are a rounding apart."""
+"""Initial weights are those of their report, whose digest is compared first; twins are a rounding apart; large ones."""
 
 import importlib
 import json
+import os
+import re
+import subprocess
 import sys
 
 import pytest
@@ -9,12 +12,12 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from helpers.common import save_initial, tiny_run
+from helpers.common import ROOT, save_initial, tiny_run
 from shardlab import cli
 from shardlab.errors import UserError
 from shardlab.files import sha256, write_json
 from shardlab.records.reports import InitialReport
-from shardlab.settings import run_identity
+from shardlab.settings import load, resolve, run_identity
 from shardlab.settings.precisions import PRECISIONS
 from shardlab.train import perturbed
 
@@ -96,3 +99,21 @@ def test_a_twin_s_weights_are_one_rounding_apart(tmp_path, monkeypatch, precisio
     assert abs(float(apart.mean())) < 2**-digits / 20
     assert all(first[name].equal(again[name]) for name in before)
     assert not all(first[name].equal(second[name]) for name in before)
+
+
+@pytest.mark.long
+def test_initial_weights_are_drawn_with_less_memory_than_they_take(tmp_path):
+    run = resolve.run(load.config({}), "fsdp", "llama2")
+    args = run.model.args | {"dim": 1024, "hidden": 4096, "layers": 18, "heads": 16, "kv_heads": 16}
+    model = run.model.model_copy(update={"args": args, "segments": args["layers"] + 2})
+    run = run.model_copy(update={"model": model})
+    (tmp_path / "run.json").write_text(json.dumps(run.model_dump()))
+    # The peak of this program alone: what wait4 says includes the memory of the process that started it.
+    program = "from shardlab.cli import init; init.main(); print(open('/proc/self/status').read())"
+    command = [sys.executable, "-c", program, "--settings", tmp_path / "run.json", "--output", tmp_path / "weights"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
+    done = subprocess.run(list(map(str, command)), env=environment, text=True, capture_output=True, check=True)
+    peak = int(re.search(r"VmHWM:\s+(\d+) kB", done.stdout)[1]) * 1024
+    size = (tmp_path / "weights").stat().st_size
+    assert size > 1.2e9
+    assert peak < size / 2, "PyTorch itself takes some 300 MB"

@@ -291,14 +291,6 @@ def test_a_size_of_pictures_is_a_key_of_models_that_have_one(tmp_path):
         _transformers.check("classification", str(tmp_path / "clip"), {"classes": 5, "image_size": 32})
 
 
-def test_sizes_that_nobody_foresaw_are_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(tiny_config, "write", lambda *_, **__: [][0])
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    monkeypatch.setattr(sys, "argv", ["check-model", str(tmp_path)])
-    with pytest.raises(UserError, match=r"cannot be proven at tiny sizes \(IndexError: list index out of range\)"):
-        check_model.main()
-
-
 def test_a_tiny_model_has_no_key_without_effect_which_could_look_misspelled_there(tmp_path):
     """Its configuration has rope_theta elsewhere, so that it seems not to be written."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"rope_theta": 1e4, "rope_thta": 1e6}))
@@ -342,13 +334,6 @@ def test_a_strategy_that_is_not_proven_equal_is_refused(tmp_path, monkeypatch, t
     verdicts["mp"] = "equal"
     prove.check(run, verdicts, path)
     assert "mp" not in pretrained.refusals(run, "mine"), "what failed may be this machine's"
-
-
-@pytest.mark.parametrize("name", ["zero2", "trainer_hf"])
-def test_a_strategy_that_cannot_be_proven_is_said_first(monkeypatch, name):
-    monkeypatch.setattr(sys, "argv", ["check-model", "hf:no/where", "--strategies", "ddp", name])
-    with pytest.raises(UserError, match=f"{name} is .*, and only PyTorch's"):
-        check_model.main()
 
 
 PUBLISHED = [

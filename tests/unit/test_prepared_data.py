@@ -1,13 +1,15 @@
-"""What is prepared is what the reader gave: in any layout, in any parts, in little memory."""
+"""What is prepared is what the reader gave: in any layout and parts, in little memory; pictures as Pillow has them.
 
-import json
-import os
+Others: test_bad_input.py, test_texts.py.
+"""
+
+import io
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from PIL import ExifTags, Image
 from tokenizers import Tokenizer
 
 from helpers.common import tiny_run
@@ -15,8 +17,6 @@ from shardlab import data as data_sets
 from shardlab.data import encoders, store
 from shardlab.data.encoders import encode
 from shardlab.data.split_file import SplitFile
-from shardlab.errors import UserError
-from shardlab.settings import load, resolve
 
 SPLITS = ("train", "validation", "test")
 
@@ -57,18 +57,6 @@ def test_the_parts_of_an_encoder_leave_no_trace(tmp_path, monkeypatch, workload)
     in_parts = prepared("parts")
     assert in_parts["fingerprint"] == whole["fingerprint"]
     assert in_parts["counts"] == whole["counts"]
-
-
-def test_parts_that_do_not_fit_each_other(tmp_path):
-    with SplitFile(tmp_path / "train.safetensors", "encoder") as file:
-        file.append({"x": np.ones(2)})
-        with pytest.raises(UserError, match=r"{'x': 'float32 \(\)'} after parts of {'x': 'float64 \(\)'}"):
-            file.append({"x": np.ones(2, np.float32)})
-        with pytest.raises(UserError, match="gave x as object, which safetensors cannot hold"):
-            file.append({"x": np.ones(2, object)})
-        with pytest.raises(UserError, match="x_offsets from 0 to 1, not 0 to 2"):
-            file.append({"x": np.ones(2), "x_offsets": np.array([0, 1])})
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_samples_of_train_in_another_split_are_counted(tmp_path):
@@ -119,18 +107,44 @@ def test_the_memory_of_preparing_does_not_grow_with_the_data(tmp_path, monkeypat
     assert peaks[1] < 1.5 * peaks[0]
 
 
-PINNED = Path(__file__).with_name("fingerprints.json")
-WORKLOADS = ("mlp", "mnist", "xsum", "llama2")
-"""One for each data set of the default matrix (vit shares mnist's)."""
+INK = np.random.default_rng(0).integers(0, 256, (8, 8, 4), dtype=np.uint8)
+INK[0, 0, 3] = 0
+INK[:4] = [0, 0, 0, 0]
+INK[2:4, 2:4] = [0, 0, 0, 255]
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_fingerprint(workload, tmp_path):
-    """The same wherever the lock file's packages are installed; APPROVE=1 writes those of the present ones."""
-    data = resolve.run(load.config({}), "single", workload).data
-    found = store.write(tmp_path, data, *encode(data, data_sets.read(data, tmp_path)))["fingerprint"]
-    pinned = json.loads(PINNED.read_text()) if PINNED.exists() else {}
-    if os.environ.get("APPROVE"):
-        PINNED.write_text(json.dumps(pinned | {data.name: found}, indent=2, sort_keys=True) + "\n")
-    else:
-        assert found == pinned[data.name]
+def pictured(picture, channels=3):
+    """The array of a picture, and what was counted."""
+    data = data_set("classification", channels=channels, image_size=8, classes=2)
+    made = encode(data, {"train": [(picture, "1")]})
+    [part] = made.splits["train"]
+    assert part["labels"].tolist() == [1]
+    return part["images"][0], +made.counts["train"]
+
+
+def test_a_picture_is_turned_as_its_exif_says():
+    picture, file = Image.fromarray(INK[..., :3]), io.BytesIO()
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    picture.save(file, "PNG", exif=exif)
+    image, _ = pictured(Image.open(file))
+    assert (image.transpose(1, 2, 0) == np.rot90(INK[..., :3], -1)).all()
+
+
+def test_what_is_transparent_shows_white():
+    image, counts = pictured(Image.fromarray(INK))
+    alpha = INK[..., 3:].astype(float) / 255
+    composited = alpha * INK[..., :3] + (1 - alpha) * 255
+    assert abs(image.transpose(1, 2, 0) - composited).max() <= 1
+    assert counts["transparent pictures put on white"] == 1
+
+
+def test_other_modes_are_as_pillow_converts_them():
+    for mode in ("RGB", "CMYK", "P", "L"):
+        picture = Image.fromarray(INK[..., :3]).convert(mode)
+        for channels, target in ((1, "L"), (3, "RGB")):
+            image, counts = pictured(picture, channels)
+            assert (image.transpose(1, 2, 0).squeeze() == np.asarray(picture.convert(target))).all(), mode
+            assert counts == ({} if mode == target else {f"pictures converted from {mode} to {target}": 1})
+    _, counts = pictured(Image.new("RGB", (16, 8)))
+    assert counts == {"pictures that are not square, squeezed into a square": 1}

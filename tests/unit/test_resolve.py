@@ -28,10 +28,6 @@ def test_every_strategy_and_workload_is_a_run_or_a_reason():
     assert {workload for strategy, workload in left_out if strategy == "cp"} == {"mlp", "mnist"}
 
 
-def test_degrees_are_multiplied_out_with_neighbors_of_tp_on_a_node():
-    assert [*resolved("fsdp_tp", nodes=2).mesh.root.items()] == [("dp_shard", 2), ("tp", 2)]
-
-
 def test_deepspeed_json_may_not_say_what_the_recipe_says(strategy, tmp_path, monkeypatch):
     monkeypatch.setattr(deepspeed, "ROOT", tmp_path)
     strategy("mine", engine="deepspeed", config="mine.json")

@@ -1,10 +1,15 @@
-"""The rooms of scripts/shardlab: which may import which, and which may import torch."""
+"""The rooms of scripts/shardlab: which may import which, or torch; patches fit the versions that are pinned."""
 
 import ast
+import importlib.metadata
+import re
 import subprocess
 import sys
 
+import pytest
+
 from helpers.common import ROOT
+from shardlab.patches import REVIEWED
 
 PACKAGE = ROOT / "scripts/shardlab"
 MAY_IMPORT = {
@@ -82,3 +87,18 @@ def test_rooms_and_programs_of_the_login_node_have_no_torch():
     words = [sys.executable, "-c", IMPORTS, *modules, *(f"shardlab.cli.{name}" for name in LOGIN)]
     done = subprocess.run(words, cwd=PACKAGE.parent, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def pinned():
+    """Version by package, of all lock files."""
+    text = "\n".join(path.read_text() for path in (ROOT / "envs").glob("*.txt"))
+    return dict(re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("package", REVIEWED)
+def test_patches_were_reviewed_for_the_version_that_is_used(package):
+    versions = {importlib.metadata.version(package).partition("+")[0], pinned()[package]}
+    assert versions == {REVIEWED[package]}, (
+        f"review the patches of {package} in scripts/shardlab/patches: remove what its new version does by itself, and "
+        "write that version into __init__.py"
+    )

@@ -75,7 +75,7 @@ def test_every_site_s_lines_can_be_printed(capsys, monkeypatch):
     for name in load.names("sites"):
         monkeypatch.setattr(sys, "argv", ["preflight", "-n", "--config", f"site={name}"])
         assert preflight.main() == 0
-        assert "# preflight (ranks), train (ranks), collectives (ranks)\n" in capsys.readouterr().out
+        assert "# preflight (ranks), train (ranks)\n" in capsys.readouterr().out
 
 
 def test_podman_mounts_the_folder_of_a_workflow_and_hands_the_environment_on(monkeypatch):

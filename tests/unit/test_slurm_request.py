@@ -1,4 +1,4 @@
-"""What Slurm says of jobs and partitions before a call, and client commands that never end."""
+"""What Slurm says of jobs and partitions before a call, client commands that never end; one job for many runs."""
 
 import time
 
@@ -6,10 +6,13 @@ import pytest
 import snakemake_executor_plugin_slurm  # noqa: F401 (its import starts `which`)
 
 from helpers.common import program
+from shardlab.cli.pack import submission
 from shardlab.errors import UserError
 from shardlab.runs import run_status, slurm
-from shardlab.runs.slurm_request import Request, trial
-from shardlab.settings.sites import Site
+from shardlab.runs.slurm_request import Request, sentence, trial
+from shardlab.settings import load
+from shardlab.settings.sites import Site, Slurm
+from shardlab.workflow.call_runs import CallRuns
 
 
 def test_a_figure_that_slurm_does_not_give_is_left_out_but_whether_a_job_trains_not_guessed(monkeypatch, tmp_path):
@@ -46,3 +49,45 @@ def test_a_job_that_slurm_would_refuse(monkeypatch, tmp_path):
     program(tmp_path / "scontrol", f"[ $2 = config ] && echo 'KillWait                = 30 sec' || echo '{shown}'")
     limits = "limits of batch: MaxTime=02:00:00, GraceTime=10, PreemptMode=REQUEUE, KillWait = 30 sec"
     assert trial([request]) == ([f"start: ddp x mlp (1 x 4 GPUs): {starts}", limits], [])
+
+
+MATRIX = {"workloads": ["mlp"], "strategies": ["single", "ddp", "fsdp_tp"]}
+
+
+def call(**values):
+    given = {"site": "jureca"} | MATRIX | values
+    return CallRuns(load.read_yaml(load.CONFIG / "config.yaml") | given, ["all"])
+
+
+def test_a_run_of_two_nodes_does_not_fit_into_a_pack():
+    with pytest.raises(UserError, match="ddp x mlp needs 2 nodes, and a pack has one; run it with --profile slurm"):
+        submission(call(nodes=2), None, [])
+
+
+def test_the_job_has_a_whole_node_with_a_warning_before_its_end():
+    words, script = submission(call(ranks_per_node=2), 90, ["--", "all"])
+    assert words[0] == "sbatch"
+    assert {"--nodes=1", "--gres=gpu:4", "--requeue", "--signal=B:USR1@180"} < set(words)
+    assert words[words.index("-t") + 1] == "90"
+    assert "--cores 128 --resources devices=4 -- all &" in script
+    assert 'scontrol requeue "$SLURM_JOB_ID"' in script
+
+
+def test_a_run_does_not_requeue_the_job_of_the_others(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(slurm, "client", lambda words: pytest.fail(f"asked Slurm: {words}"))
+    monkeypatch.setenv(slurm.PACKED, "1")
+    assert slurm.requeue(slurm.TIME_LIMIT) is False
+
+
+def test_what_a_call_requests_in_one_sentence():
+    """In the unit of the queue that Slurm is asked for."""
+    parts = {"partition": "parts", "billing": {"factor": 0.25, "unit": "node-hours"}}
+    whole = {"partition": "whole", "qos": "normal", "billing": {"per": "node"}}
+    asked = {"nodes": 2, "gres": "gpu:4", "runtime": 30, "slurm_partition": "parts"}
+    requests = [Request("train", asked)] * 2 + [Request("train", asked | {"slurm_partition": "whole", "qos": "normal"})]
+    site = Slurm(gpus="gres", queues={"parts": parts, "whole": whole})
+    assert sentence(requests, "Trainings", site, tries=2) == (
+        "Trainings request at most 12.0 GPU-hours, charged as 3.0 node-hours: the time limits of 3 jobs; "
+        "6.0 node-hours if every job is tried 2 times."
+    )

@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from shardlab.errors import UserError
 from shardlab.models import weights_difference as module
 from shardlab.models.weights_difference import count_rounded, fixed_weights, weights_difference
 
@@ -49,13 +48,6 @@ def test_values_that_are_not_finite(difference):
     assert difference(torch.tensor([2.0, -INF, 3.0, NAN]), mask) == 0.4
     for other in ([4.0, INF, 3.0, NAN], [4.0, 1.0, 3.0, NAN], [4.0, -INF, NAN, NAN], [4.0, -INF, 3.0, 1.0]):
         assert difference(torch.tensor(other), mask) == sys.float_info.max
-
-
-def test_files_of_two_models_are_refused(tmp_path):
-    save_file({"w": torch.ones(2), "b": torch.ones(1)}, tmp_path / "a")
-    save_file({"w": torch.ones(2)}, tmp_path / "b")
-    with pytest.raises(UserError, match="only one of them has b"):
-        weights_difference(tmp_path / "a", tmp_path / "b")
 
 
 def test_integers_and_what_training_leaves_as_it_was_are_fixed(tmp_path):

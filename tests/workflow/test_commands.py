@@ -71,12 +71,3 @@ def test_each_target_of_make_in_the_documents_exists(tree, shown):
     targets = {word for _, words in shown if words[0] == "make" for word in words[1:]}
     assert len(targets) > 15
     tree.run("make", "--dry-run", *sorted(targets))
-
-
-@pytest.mark.long  # that of a model of 7b parameters; tests/unit/test_plan.py makes it without simulating
-def test_each_plan_of_the_documents_is_made(tree, shown):
-    plans = [words for _, words in shown if words[:3] == ["python", "scripts/shardlab", "plan"] and words[4:]]
-    assert plans
-    for words in plans:
-        said = tree.run(*(word.replace("/tmp/", f"{tree.path}/") for word in words)).stdout
-        assert f"| {words[words.index('--strategy') + 1]} |" in said

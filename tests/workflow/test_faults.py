@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -124,35 +123,6 @@ def test_a_training_ends_with_its_snakemake(tree):
     assert [attempt.why for attempt in history(folder)] == [f"stopped: {signals.DRIVER_ENDED}"]
 
 
-@pytest.mark.long
-def test_the_driver_is_killed(tree):
-    """By Ctrl-C in its terminal, then Snakemake alone by SIGKILL. The same call resumes without another flag."""
-    call = ["snakemake", "--profile", "workflow/profiles/local", "results/fsdp/llama2.done"]
-    call += ["--config", "recipe={max_steps: 100, checkpoint_interval_steps: 5}"]
-    folder = tree.path / "results/fsdp/llama2"
-    for number, (kill, signal_number) in enumerate([(os.killpg, signal.SIGINT), (os.kill, signal.SIGKILL)]):
-        driver = subprocess.Popen(
-            call, cwd=tree.path, env=tree.environment(), start_new_session=True, stdout=-3, stderr=-3, preexec_fn=hears
-        )
-        until(lambda number=number: len(history(folder)) > number and len(taken(folder)) > 20 * (number + 1))
-        kill(driver.pid, signal_number)
-        driver.wait()
-        until(lambda: steady(folder / "metrics.jsonl"), 15)
-    tree.run(*call)
-    report = tree.json("results/fsdp/llama2/train.json")
-    first, second, third = report["attempts"]
-    assert first["why"].startswith("stopped")
-    assert second["why"].startswith(("stopped", "lost"))
-    assert 0 < second["from_step"] < third["from_step"]
-    tree.run(*call, "-f")
-    assert tree.json("results/fsdp/llama2/train.json")["weights"] == report["weights"]
-
-
-def hears():
-    """Restore Ctrl-C, which background processes and their children ignore."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """Weights at the end of a run under fsdp that nothing disturbs."""
@@ -168,10 +138,3 @@ def wait_for_step(trial, number):
 def taken(folder):
     """The training steps of a run so far."""
     return [record for record in metrics.read(folder / metrics.NAME) if record["kind"] == "train"]
-
-
-def steady(path):
-    """Return whether a file does not grow for two seconds."""
-    before = path.stat().st_size
-    time.sleep(2)
-    return path.stat().st_size == before

@@ -15,27 +15,26 @@ from helpers.documents import without_twins
 pytestmark = pytest.mark.skipif(shutil.which("script") is None, reason="util-linux's script is not here")
 TRY = ["make", "--old-file=.venv/run", f"BIN={Path(sys.executable).parent}", "try"]
 """The README's trial, without installing an environment."""
-DIVERGING = "mlp@learning_rate=1000000"
 CALL = ["snakemake", "--profile", "workflow/profiles/local", "--config", "noise_floor_runs=0"]
-CALL += ["strategies=[single]", f"workloads=[mlp,{DIVERGING}]"]
+CALL += ["strategies=[single]", "workloads=[mlp]"]
 
 
-def on_terminal(tree: Tree, *call, **environment):
+def on_terminal(tree: Tree, *call):
     """Start a call on a new terminal; return the process, whose input is the keyboard."""
     words = ["script", "--quiet", "--return", "--command", shlex.join(call), "/dev/null"]
-    environment = tree.environment() | {"TERM": "xterm-256color"} | environment
+    environment = tree.environment() | {"TERM": "xterm-256color"}
     return subprocess.Popen(
         words, cwd=tree.path, env=environment, text=True, stdin=-1, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
 
 
-def lines(seen, bar=False):
-    """What was written, without colours: the states of the bar, or all else."""
+def lines(seen):
+    """What was written, without colours and the states of the bar."""
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen).replace("\r", "\n")
-    return [line.strip() for line in plain.splitlines() if line.strip() and ("━━" in line) == bar]
+    return [line.strip() for line in plain.splitlines() if line.strip() and "━━" not in line]
 
 
-def test_a_bar_a_line_per_run_and_a_sentence_per_failure(tree):
+def test_a_line_per_run_and_ctrl_c(tree):
     without_twins(tree)
     child = on_terminal(tree, *TRY)
     seen, _ = child.communicate(timeout=300)
@@ -44,28 +43,15 @@ def test_a_bar_a_line_per_run_and_a_sentence_per_failure(tree):
         "The other run is equal to single: first steps, validation loss and test loss.",
         "Open results/report.html",
     ]
-    assert any(re.search(r" \d+/\d+ 0:\d\d:\d\d$", line) for line in lines(seen, bar=True))
     shown = [line for line in lines(seen) if " x mlp" in line]
     assert sorted(line.split()[:5] for line in shown) == [
         [strategy, "x", "mlp", "loss", "0.518473"] for strategy in ("ddp", "single")
     ]
-    assert not any("Jobid" in line or line.startswith("Reason") for line in lines(seen)), "that is in the log"
-    log = next((tree.path / ".snakemake/log").iterdir()).read_text()
-    assert "Training mlp under ddp" in log
-
-    # One run fails beside one that has no end.
-    child = on_terminal(tree, *CALL, "recipe={epochs: 1000000, max_steps: 1000000}", "--", "all", NO_COLOR="1")
+    child = on_terminal(tree, *CALL, "recipe={epochs: 1000000, max_steps: 1000000}", "--", "all")
     metrics = tree.path / "results/single/mlp/metrics.jsonl"
-    log = tree.path / "results/single" / DIVERGING / "logs/train.log"
-    until(
-        lambda: len(metrics.read_text().splitlines()) > 200 and "error:" in log.read_text(),
-        alive=lambda: child.poll() is None,
-    )
+    until(lambda: len(metrics.read_text().splitlines()) > 200, alive=lambda: child.poll() is None)
     child.stdin.write("\x03")
     child.stdin.flush()
     seen, _ = child.communicate(timeout=60)
     assert child.returncode != 0
-    assert not re.search(r"\x1b\[[0-9;]*m", seen.replace("\x1b[0m", "")), "NO_COLOR"
-    assert [line for line in lines(seen) if line.startswith(f"train of single x {DIVERGING}: error: the loss of step ")]
-    assert "RuleException" not in seen
     assert "stopped; run the same command again to resume" in lines(seen)
