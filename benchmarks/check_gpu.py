@@ -30,7 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/parity"))
 
-from helpers.common import save_initial, tiny_run  # type: ignore[import-not-found]
+from cases import Case as Tiny  # type: ignore[import-not-found]
+
+from helpers.common import save_initial  # type: ignore[import-not-found]
 from shardlab.data import read, store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError, run_program
@@ -49,10 +51,6 @@ COLUMNS = ["workload", "strategy", "ranks", "devices", "arithmetic", *FIGURES, "
 MOST = 8
 """Maximum number of ranks."""
 WORKLOADS = ("mlp", "mnist", "xsum", "vit", "llama2")
-SLOWER = {"llama2": {"optimizer": {"learning_rate": 3e-4}}}
-"""Recipe in float32, as in the parity suite: AdamW's first steps make a full update from the sign of a gradient that is
-only rounding noise, and at llama2's default rate that alone can move a later norm beyond the bound.
-"""
 BATCHES = (5, 7, 11)
 """Samples per step: the first of these that exceeds the number of ranks and is not divisible by it."""
 TO_CPU = "single (GPU to CPU)"
@@ -159,10 +157,8 @@ def most(workload: str, strategy: str, arithmetic: str, ranks: int) -> Run | Non
 
 def run_of(workload: str, strategy: str, arithmetic: str, ranks: int, count: int) -> Run:
     """Return a tiny run on ``count`` of the ranks, with the same batches for all runs of its workload."""
-    recipe: dict[str, Any] = {"global_batch_size": next(each for each in BATCHES if each > ranks), "dtype": arithmetic}
-    if arithmetic == "float32":
-        recipe |= SLOWER.get(workload, {})
-    run: Run = tiny_run(workload, strategy, count, **recipe)
+    size = next(each for each in BATCHES if each > ranks)
+    run: Run = Tiny(strategy, workload, (("global_batch_size", size),), count, arithmetic).run()
     return run.model_copy(update={"site": run.site.model_copy(update={"device": "cuda"})})
 
 

@@ -41,8 +41,8 @@ SIZES: dict[str, tuple[dict[str, int], int, int]] = {
 }
 """Name: arguments of the llama model, samples per batch, tokens per sample."""
 STRATEGIES = ("single", "ddp", "fsdp", "zero2")
-LEAST = 10
-"""Minimum number of rounds: the first ones are not counted."""
+ROUNDS = 80
+"""Steps of each; the first tenth is not counted."""
 
 
 def main() -> None:
@@ -50,27 +50,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, metavar="SIZE", default=[*SIZES])
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, metavar="NAME", default=STRATEGIES)
-    parser.add_argument("--rounds", type=int, default=80, help="steps of each; the first tenth is not counted")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
         inside(args.inside)
         return
-    if args.rounds < LEAST:
-        raise UserError(f"--rounds {args.rounds}: too few for a result; use at least {LEAST}.")
     found = []
     for strategy in args.strategies:
         for size in args.sizes:
             with tempfile.TemporaryDirectory() as folder:
-                seconds = started(Path(folder), prepare(Path(folder), strategy, size, args.rounds).world_size)
-            found.append({"strategy": strategy, "size": size} | row(seconds.iloc[args.rounds // 10 :]))
+                seconds = started(Path(folder), prepare(Path(folder), strategy, size).world_size)
+            found.append({"strategy": strategy, "size": size} | row(seconds.iloc[ROUNDS // 10 :]))
     print(pd.DataFrame(found).to_markdown(index=False, floatfmt=".4g"))
 
 
-def prepare(place: Path, strategy: str, size: str, steps: int) -> Run:
+def prepare(place: Path, strategy: str, size: str) -> Run:
     """Write settings, prepared text and initial weights of a llama model of that size; return the run."""
     args, samples, length = SIZES[size]
-    recipe: dict[str, Any] = {"global_batch_size": samples, "epochs": steps, "max_steps": steps, "max_grad_norm": 1.0}
+    recipe: dict[str, Any] = {"global_batch_size": samples, "epochs": ROUNDS, "max_steps": ROUNDS, "max_grad_norm": 1.0}
     recipe |= {"checkpoint_interval_minutes": None, "optimizer": {"name": "adamw", "learning_rate": 1e-4}}
     run: Run = tiny_run("llama2", strategy, **recipe)
     options = run.data.options | {"characters": 100_000, "sequence_length": length}

@@ -42,7 +42,6 @@ PAGE = ROOT / "docs/evidence.md"
 CONFIGURATIONS = ROOT / "benchmarks/configurations.yaml"
 INCOMPLETE: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4}},
     "lfm2_moe": {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2},
     "qwen4_exp_text": {"heads_per_ngram": 2, "ngram_vocab_size_base": 128, "split_ngram_parts": 2},
 }
@@ -94,8 +93,8 @@ def decoders() -> list[str]:
 
 @cache
 def published() -> dict[str, dict[str, Any]]:
-    """Return {type: {name, source, keys}} of published configurations, also of a type's second one (type@word); keys:
-    what is not its class's default.
+    """Return {type: {name, keys}} of published configurations, also of a type's second one (type@word); keys: what is
+    not its class's default.
     """
     found: dict[str, dict[str, Any]] = yaml.safe_load(CONFIGURATIONS.read_text())
     return found

@@ -1,6 +1,5 @@
-"""The walk of an ordinary user: a first try, two calls at once, a kill, edits of each kind; and what listens."""
+"""The walk of an ordinary user: a first try, two calls at once, a kill, an edit; and what listens."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -28,15 +27,7 @@ def test_the_walk(learner):
     (attempt,) = learner.json(f"results/{RUN}/train.json")["attempts"]
     assert (attempt["slurm_job_id"], steps(learner, RUN)) == (job, 600)
 
-    # The initial weights are of another copy, so Snakemake does not know what they were drawn with.
     place = "site_settings={slurm: {runtime: 30}, environment: {NCCL_DEBUG: INFO}}"
-    for edit, rules in (
-        (place, set()),
-        ("tensorboard=true", set()),
-        ("seed=2", {"resolve", "train"}),
-    ):
-        said = learner.snakemake(f"results/{RUN}.done", config=[KEPT, edit], flags=["-n"]).stdout
-        assert {*re.findall(r"^(\w+) +\d+$", said, re.MULTILINE)} - {"total"} == rules, edit
     learner.snakemake(f"results/{RUN}.done", config=[KEPT, place])
     assert learner.json(f"results/{RUN}/run.json")["site"]["environment"] == {"NCCL_DEBUG": "INFO"}
     assert len(learner.json(f"results/{RUN}/train.json")["attempts"]) == 1

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -56,17 +55,6 @@ def server(command):
             start_new_session=True,
         )
     return {forkserver.ADDRESS: str(folder)}
-
-
-@dataclass
-class Kill:
-    """What was done, and what was seen."""
-
-    strategy: str
-    role: str
-    signal: str
-    at: str
-    reached: int
 
 
 class Trial:
@@ -166,7 +154,7 @@ class Trial:
 
 
 def kill_once(trial, chance):
-    """Start the run and kill one of its processes; return the kill, or None if the run ended before."""
+    """Start the run and kill one of its processes; return what was done, or None if the run ended before."""
     role, number = chance.choice(ROLES), chance.choice(SIGNALS)
     before = trial.last()
     step = chance.randrange(max(before, 0), STEPS) if chance.random() < 0.75 else None
@@ -189,10 +177,10 @@ def kill_once(trial, chance):
     assert number != signal.SIGKILL or trial.last() == step_then, "something trained on two seconds after the kill"
     child.wait()
     at = f"step {step}" if step is not None else f"{time.monotonic() - started:.1f} s"
-    return Kill(trial.strategy, role, number.name, at, trial.last() + 1)
+    return f"{trial.strategy}: {number.name} of {role} at {at}, {trial.last() + 1} steps"
 
 
-def soak(folder, kills, seed, report=print):
+def soak(folder, kills, seed):
     """Kill runs until there were ``kills`` kills; return them. Each run must end equal to an undisturbed one."""
     chance, done = random.Random(seed), []
     expected = {}
@@ -211,7 +199,7 @@ def soak(folder, kills, seed, report=print):
             end_well(trial, expected[strategy])
             for killed in kills_of_it:
                 done.append(killed)
-                report(f"{len(done)}: {killed}")
+                print(f"{len(done)}: {killed}")
         finally:
             trial.end()
     return done

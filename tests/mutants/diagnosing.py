@@ -52,7 +52,6 @@ def diagnose(text, place, scratch):
     from helpers.common import save_initial
     from traindiff.capture_files import Capture
     from traindiff.diagnosis import diagnose as compare
-    from traindiff.page import markdown
     from traindiff.pair import Pair
 
     run, folder = case_of(text).run(), _folder(place, text)
@@ -64,7 +63,7 @@ def diagnose(text, place, scratch):
     found = compare(Pair(*map(Capture, (scratch / "actual", folder / "single", folder / "twin"))))
     causes = [cause.cause for cause in found.causes]
     first = [found.first.step, found.first.kind] if found.first else None
-    return {"sentence": found.sentence, "causes": causes, "first": first, "page": markdown(found, text)}
+    return {"sentence": found.sentence, "causes": causes, "first": first}
 
 
 def _folder(place, text):

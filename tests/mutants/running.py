@@ -44,7 +44,6 @@ class Run:
     """Instead of tests: kind, the cases or the case, and the folder (see ``_task``)."""
     found: dict = field(default_factory=dict)
     """Result of the task."""
-    passed: set[str] = field(default_factory=set)
     skipped: dict[str, str] = field(default_factory=dict)
     """Test: reason."""
     failures: list[Failure] = field(default_factory=list)
@@ -137,7 +136,7 @@ class _Started:
         if self.run.task:
             self.run.found = found
             return self.run
-        self.run.passed, self.run.skipped = {*found["passed"]}, found["skipped"]
+        self.run.skipped = found["skipped"]
         self.run.failures = [Failure(**each | {"names": tuple(each["names"])}) for each in found["failures"]]
         return self.run
 
@@ -188,10 +187,10 @@ def _task(kind, value, place, copy, notes):
 
 
 class _Seen:
-    """A plugin that notes what passed, what was skipped, and the error of what did not pass."""
+    """A plugin that notes what was skipped, and the error of what did not pass."""
 
     def __init__(self):
-        self.found = {"passed": [], "skipped": {}, "failures": []}
+        self.found = {"skipped": {}, "failures": []}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
@@ -201,8 +200,6 @@ class _Seen:
         elif report.failed:
             for error in _single(call.excinfo.value):
                 self._fail(item.nodeid, error)
-        elif report.when == "call":
-            self.found["passed"].append(item.nodeid)
         return report
 
     def pytest_collectreport(self, report):
