@@ -76,7 +76,6 @@ def diagnose(pair: Pair) -> Diagnosis:
     notes = [
         _excused([stage for stage in excused if stage.kind == kind]) for kind in dict.fromkeys(s.kind for s in excused)
     ]
-    notes += [f"Step {stage.step}, {stage.kind}: {row.name} {row.note}." for stage, row in _noted(compared)]
     if first is None or first.kind not in OF_OPTIMIZER:
         notes += _settings(View(pair, compared[-1]))
     if first is None:
@@ -85,12 +84,6 @@ def diagnose(pair: Pair) -> Diagnosis:
     view = View(pair, first)
     causes = _causes(view)
     return Diagnosis(pair, compared, first, causes, _places(view, causes), notes)
-
-
-def _noted(compared: list[Stage]) -> list[tuple[Stage, Row]]:
-    """Return the first tensor with a note that is equal."""
-    found = [(stage, row) for stage in compared if stage.kind in TENSORS for row in stage.rows]
-    return [(stage, row) for stage, row in found if row.note and not row.differs][:1]
 
 
 def _excused(found: list[Stage]) -> str:
