@@ -127,10 +127,8 @@ class Dump:
         """Optimizers that took this step."""
         self.before: tuple[int, dict[str, Tensor]] | None = None
         """Number of backward passes so far, and the gradients before clipping."""
-        self.local: dict[str, Tensor] = {}
-        """This rank's own gradients before clipping."""
         self.unreduced: dict[str, Tensor] = {}
-        """This rank's own gradients, where ranks have others."""
+        """This rank's own gradients before clipping, where ranks have others."""
         self.files: dict[str, dict[str, Tensor]] = {}
         self.losses: list[Tensor] = []
         self.last: Callable[[], Tensor | None] | None = None
@@ -232,7 +230,7 @@ class Dump:
                 names = self._names()
                 if any(each in names for each in clipped):
                     self.before = self.passes, self._gradients(names)
-                    self.local = self._local(names)
+                    self.unreduced = self._own_gradients(names)
             if self.before and limit is not None and original.__name__ != "clip_grad_value_":
                 self.facts["max_grad_norm"] = float(limit)
         self.inside += 1
@@ -280,10 +278,13 @@ class Dump:
         scale = float(getattr(optimizer, "grad_scale", None) or 1)
         found = self._gradients(names)
         kinds = {"gradients": found}
+        unreduced = self._own_gradients(names)
         if self.before and self.before[0] == self.passes:
-            kinds = {"gradients": self.before[1], "clipped": found}
-        if self._compare_ranks(names, "clipped" in kinds):
-            kinds = {"gradients": found}
+            if unreduced or not self.unreduced:  # else ranks clip their own gradients, and reduce them then
+                kinds = {"gradients": self.before[1], "clipped": found}
+            self.unreduced = self.unreduced if unreduced else {}
+        else:
+            self.unreduced = unreduced
         # What another optimizer has, is its own when it steps; what none has, stays as it is here.
         written = self.files.get("gradients", {})
         kinds = {
@@ -479,24 +480,18 @@ class Dump:
                     "step with safetensors.torch.save_file, after the weights are sent."
                 )
 
-    def _local(self, names: dict[Tensor, str]) -> dict[str, Tensor]:
-        """Return this rank's gradients of plain parameters, which all ranks should have alike."""
-        if len(self.alike) < 2:
-            return {}
-        own = {
-            name: each.grad for each, name in names.items() if each.grad is not None and not isinstance(each, DTensor)
-        }
-        return {name: _whole(value).to("cpu", copy=True).contiguous() for name, value in own.items()}
-
-    def _compare_ranks(self, names: dict[Tensor, str], is_clipped: bool) -> bool:
-        """Keep this rank's gradients where ranks have others, as before clipping; return whether ranks clipped their
-        own, and have the same ones now. A collective.
+    def _own_gradients(self, names: dict[Tensor, str]) -> dict[str, Tensor]:
+        """Return this rank's gradients of plain parameters, if a rank with the same parameters has others; nothing if
+        all are alike. A collective.
         """
-        values = self._local(names), self.local if is_clipped else {}
-        ranks = _gathered([{name: float(value.double().norm()) for name, value in each.items()} for each in values])
-        now, before = (_differ([ranks[rank][place] for rank in self.alike]) for place in (0, 1))
-        self.unreduced = values[is_clipped] if now and (before or not is_clipped) else {}
-        return before and not now
+        own = {
+            name: _whole(each.grad).to("cpu", copy=True).contiguous()
+            for each, name in names.items()
+            if len(self.alike) > 1 and each.grad is not None and not isinstance(each, DTensor)
+        }
+        every = _gathered({name: float(value.double().norm()) for name, value in own.items()})
+        norms = [[every[rank].get(name, 0.0) for rank in self.alike] for name in set().union(*every)]
+        return own if any(max(each) - min(each) > 1e-6 * max(each) for each in norms) else {}
 
     def _write_after(self, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
         self._save(f"weights-{self.step}", self._kept(weights))
@@ -646,12 +641,6 @@ def sketch(size: int, of_all: int, most: int) -> Tensor:
     first = torch.arange(0, size, every)
     draw = torch.Generator().manual_seed(size)
     return (first + torch.randint(every, first.shape, generator=draw)).clamp(max=max(size - 1, 0))
-
-
-def _differ(ranks: list[dict[str, float]]) -> bool:
-    """Return whether ranks have other norms of the same tensors."""
-    values = [[each.get(name, 0.0) for each in ranks] for name in {name for each in ranks for name in each}]
-    return any(max(each) - min(each) > 1e-6 * max(each) for each in values)
 
 
 def hashes(inputs: Any) -> tuple[list[str], str]:
