@@ -49,7 +49,7 @@ def dump(model: nn.Module, folder: str | Path, steps: int = 4) -> "Dump":
     `unreduced-N.rankR`.
 
     Args:
-        model: the model, before or after it is wrapped; the files have the names without wrappers.
+        model: the model, before or after it is wrapped, which is called; the files have the names without wrappers.
         folder: it must not contain a dump yet.
         steps: number of steps to write; the training goes on after them.
 
@@ -86,9 +86,7 @@ class Dump:
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
             # Before FSDP casts what it gets.
-            _core(self.model).register_forward_pre_hook(
-                torch.compiler.disable(self._input), with_kwargs=True, prepend=True
-            ),
+            self.model.register_forward_pre_hook(torch.compiler.disable(self._input), with_kwargs=True, prepend=True),
         ):
             self.stack.callback(handle.remove)
         for function in (clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_, torch.nn.utils.clip_grads_with_norm_):
@@ -554,15 +552,6 @@ def _replace(stack: ExitStack, owner: Any, name: str, hook: Callable[..., Any]) 
 
     setattr(owner, name, replacement)
     stack.callback(setattr, owner, name, original)
-
-
-def _core(model: nn.Module) -> nn.Module:
-    """Return the innermost module that has all parameters: Lightning does not call the outermost."""
-    names = {*model.parameters()}
-    # A ModuleList or ModuleDict is never called; it has all parameters where the head's are tied.
-    called = [child for child in model.children() if not isinstance(child, (nn.ModuleList, nn.ModuleDict))]
-    inner = [child for child in called if {*child.parameters()} == names]
-    return _core(inner[0]) if inner else model
 
 
 def _engine_groups(optimizer: Any) -> list[dict[str, Any]]:
