@@ -1,7 +1,6 @@
 """The stages of a step in the order in which they are computed, and how far two captures are apart in each."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -119,26 +118,11 @@ def _samples(pair: Pair, step: int) -> Iterator[Row]:
         return
     own, expected = (counted(pair, side, step) for side in (0, 1))
     note = "; ".join(
-        what
-        + listed((f"{count} times " * (count > 1) + f"{name}{places.get(name, '')}" for name, count in each.items()), 8)
-        for what, each, places in (
-            ("not read: ", expected - own, _places(found[1])),
-            ("read instead, or more often: ", own - expected, _places(found[0])),
-        )
+        what + listed((f"{count} times " * (count > 1) + f"{name}" for name, count in each.items()), 8)
+        for what, each in (("not read: ", expected - own), ("read instead, or more often: ", own - expected))
         if each
     )
     yield Row("samples", float(own != expected), 0.5, note)
-
-
-def _places(found: list[tuple[object, int, int]]) -> dict[object, str]:
-    """Return where each hashed sample is read, for people; rows of the prepared data have numbers."""
-    counts: dict[tuple[int, int], int] = defaultdict(int)
-    places: dict[object, str] = {}
-    for sample, rank, micro in found:
-        if isinstance(sample, str):
-            places[sample] = f" (rank {rank}, micro-batch {micro}, row {counts[rank, micro]})"
-        counts[rank, micro] += 1
-    return places
 
 
 def _gradients(kind: str) -> Callable[[Pair, int], Iterator[Row]]:
