@@ -311,10 +311,6 @@ class Dump:
             for key, value in entries.items()
             if isinstance(value, Tensor) and (value.dim() or (key != "step" and not each.dim()))
         }
-        own = {names[each] for group in optimizer.param_groups for each in group["params"] if each in names}
-        # ZeroRedundancyOptimizer: each rank has the state of some parameters.
-        if not {name.split("//")[0] for name in state} >= own & {*self.files["gradients"]}:
-            state = {}
         self._write_after({name: _whole(each) for each, name in names.items()}, state)
 
     def _scaled_step(
@@ -474,8 +470,8 @@ class Dump:
                 raise RuntimeError(
                     f"The optimizers of this rank and of rank {rank} do not have the same parameters (first "
                     f"{min(others)}): the loop splits them over ranks, and dump cannot know when weights are sent. "
-                    "Use ZeroRedundancyOptimizer, or write gradients-N.safetensors and weights-N.safetensors of each "
-                    "step with safetensors.torch.save_file, after the weights are sent."
+                    "Write gradients-N.safetensors and weights-N.safetensors of each step with "
+                    "safetensors.torch.save_file, after the weights are sent."
                 )
 
     def _own_gradients(self, names: dict[Tensor, str]) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from traindiff.dump import dump
 def trained(server, tmp_path_factory):
     """A folder with the dumps of plain loops on one rank, and of packages on two."""
     folder = tmp_path_factory.mktemp("trained")
-    two = ["ddp", "sharded_optimizer", "fsdp2", "transformers", "zero2", "lightning"]
+    two = ["ddp", "fsdp2", "transformers", "zero2", "lightning"]
     for trainers, ranks in ((["plain", "plain32"], 1), (two, 2), (["zero3"], 2)):
         program = ROOT / "tests/traindiff/foreign_trainers.py"
         server.run(program, [folder, *trainers], ranks, folder / "log", seconds=300)
@@ -31,7 +31,6 @@ def trained(server, tmp_path_factory):
     ("trainer", "missing"),
     [
         ("ddp", set()),
-        ("sharded_optimizer", {"optimizer state"}),
         ("fsdp2", set()),
         ("lightning", set()),
         ("transformers", set()),
