@@ -298,16 +298,6 @@ def _one_sided(view: View) -> list[str]:
     return found
 
 
-def _rows_of_matrix(view: View) -> list[str]:
-    """Return which rows of a matrix differ, if it is one that does, and not all of them do."""
-    if len(view.stage.wrong) > 1 or view.stage.wrong[0].note or view.expected(view.names[0]).dim() < 2:
-        return []
-    row, (name,) = view.stage.wrong[0], view.names
-    off = view.off(name).abs().flatten(1).amax(1)
-    wrong = (~(off <= row.limit * float(view.expected(name).abs().max()))).nonzero().flatten().tolist()
-    return [f"Of {len(off)} rows of {name}, only these differ: {ranges(wrong)}."] * (len(wrong) < len(off))
-
-
 def _settings(view: View) -> list[str]:
     """Return what both optimizers say of their settings, where these differ, and which lacks a state."""
     of_state = view.stage.wrong if view.stage.kind == "optimizer state" else []
@@ -320,4 +310,4 @@ def _settings(view: View) -> list[str]:
     ]
 
 
-_OF_TENSORS = (_of_names, _not_finite, _one_sided, _rows_of_matrix, _of_losses)
+_OF_TENSORS = (_of_names, _not_finite, _one_sided, _of_losses)

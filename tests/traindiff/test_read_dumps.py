@@ -63,7 +63,7 @@ DIFFERENT = {
             {"gradients": {"up.weight": UP}},
             *("--merge", "up.weight=0"),
         ),
-        "- Of 8 rows of up.weight, only these differ: 4-7.",
+        "gradient (up.weight); no formula fits",
     ),
     "updates": (
         (START | {"weights-0": times(1.5)}, START | {"weights-0": times(1.25)}),
