@@ -3,7 +3,7 @@ its formula holds (see fit.py); what only fits a place is no cause.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -71,7 +71,8 @@ class Formula:
 
 def explain(view: View) -> list[Formula]:
     """Return the formulas that hold with the fewest unknowns; several hold equally."""
-    return fewest(each for formulas in _OF.get(view.stage.kind, (_factor,)) for each in formulas(view))
+    also = {"gradient": _previous, "optimizer state": _moments}.get(view.stage.kind)
+    return fewest([*_factor(view), *(also(view) if also else ())])
 
 
 def fewest(found: Iterable[Formula]) -> list[Formula]:
@@ -268,11 +269,3 @@ def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
             if value != other:
                 found.setdefault((key, f"{value}, not {other}"), []).append(name)
     return found
-
-
-Formulas = Callable[[View], Iterable[Formula]]
-_OF: dict[str, tuple[Formulas, ...]] = {
-    "gradient": (_factor, _previous),
-    "optimizer state": (_factor, _moments),
-}
-"""By the kind of a stage of tensors, where not only a factor is looked for; samples and outputs have their own."""
