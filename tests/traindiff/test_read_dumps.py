@@ -7,8 +7,6 @@ from tiny_dumps import GRADIENTS, TENSORS, UP, times
 START = {"initial": TENSORS}
 LOW = {name: value.bfloat16() for name, value in TENSORS.items()}
 STEPS = {f"gradients-{step}": TENSORS for step in range(4)}
-HALF = UP.clone()
-HALF[4:] *= 0.5
 SHARDS = {
     f"gradients-0.tp{rank}": {
         "module.up.linear.weight": UP.chunk(2)[rank],
@@ -57,14 +55,6 @@ def test_what_is_equal(compare, case):
 
 
 DIFFERENT = {
-    "a wrong shard": (
-        (
-            {f"gradients.tp{rank}": {"up.weight": HALF.chunk(2)[rank]} for rank in range(2)},
-            {"gradients": {"up.weight": UP}},
-            *("--merge", "up.weight=0"),
-        ),
-        "gradient (up.weight); no formula fits",
-    ),
     "updates": (
         (START | {"weights-0": times(1.5)}, START | {"weights-0": times(1.25)}),
         "update (2 of 2, first down.weight); cause: updates times 2.**",
