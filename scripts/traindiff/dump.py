@@ -171,22 +171,17 @@ class Dump:
             self.rows.append([_whole(v).flatten()[places[n].to(v.device)] for n, v in zip(places, found, strict=True)])
         self.sample_targets += [] if targets is None else _plain(targets)
 
-    def note(self, **facts: Any) -> None:
-        """Add facts to `step-N.json`, before `optimizer.step()`: `ids=batch["id"]`, `targets=80`, `loss=reported`.
+    def note(self, ids: Any = None, loss: Any = None) -> None:
+        """Add facts to `step-N.json`, before `optimizer.step()`: `ids=batch["id"]`, `loss=reported`.
 
-        `ids` are those of this rank's last batch, instead of hashes. Targets of several calls and ranks are added.
-        `loss` is what the trainer reports of the step, on rank 0.
+        `ids` are those of this rank's last batch, instead of hashes. `loss` is what the trainer reports of the step, on
+        rank 0.
         """
-        if not self._is_active():
-            return
-        if "ids" in facts:
-            self.batches[-1:] = [_plain(facts.pop("ids"))]
+        if self._is_active() and ids is not None:
+            self.batches[-1:] = [_plain(ids)]
             self.facts["hashed"] = None
-        if "loss" in facts:
-            facts["reported_loss"] = float(facts.pop("loss"))
-        if "targets" in facts:
-            facts["targets"] = int(facts["targets"]) + self.facts.get("targets", 0)
-        self.facts.update(facts)
+        if self._is_active() and loss is not None:
+            self.facts["reported_loss"] = float(loss)
 
     # Hooks
 
@@ -504,12 +499,10 @@ class Dump:
     def _write_facts(self) -> None:
         facts = dict(self.facts)
         losses = [float(_whole(loss)) / self.scale for loss in self.losses]
-        own = {"ids": self.batches, "losses": losses, "targets": facts.pop("targets", None)}
-        ranks = _gathered(own)
+        ranks = _gathered({"ids": self.batches, "losses": losses})
         if self.suffix not in ("", ".pp0"):
             return
         sums = [sum(each["losses"]) for each in ranks if each["losses"]]
-        targets = [each["targets"] for each in ranks if each["targets"] is not None]
         facts["world_size"], facts["micro_batches"] = len(ranks), len(self.batches) or len(self.losses)
         if any(each["ids"] for each in ranks):
             facts["ids"] = [each["ids"] for each in ranks]
@@ -519,8 +512,6 @@ class Dump:
         facts["groups"], facts["optimizer_steps"] = self.settings, sorted(self.counts)
         if sums:
             facts["loss"] = sum(sums) / len(sums)
-        if targets:
-            facts["targets"] = sum(targets)
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / f"step-{self.step}.json").write_text(json.dumps(facts))
 

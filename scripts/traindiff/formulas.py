@@ -102,9 +102,6 @@ def meaning(pair: Pair, step: int, times: float, near: float) -> str:
     given = {name: float(value) for name, value in known(pair, step).items()}
     pairs = combinations(given.items(), 2)
     composed = {f"({name} times {other})": value * more for (name, value), (other, more) in pairs}
-    targets = [capture.shown(step).get("targets") for capture in pair.captures]
-    if targets[0] and targets[1] and targets[0] != targets[1]:
-        given["this training's number of targets / the reference's"] = targets[0] / targets[1]
     for numbers in (given, composed):
         found = [name.strip("()") for name, value in numbers.items() if abs(times - value) <= near * value]
         found += [f"1 / {name}" for name, value in numbers.items() if abs(times - 1 / value) <= near / value]
