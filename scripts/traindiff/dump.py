@@ -139,8 +139,6 @@ class Dump:
         self.facts: dict[str, Any] = {}
         self.settings: list[dict[str, Any]] = []
         """Groups of the optimizers' parameters, with their settings and names."""
-        self.counts: set[int] = set()
-        """Steps that the optimizers counted before this one."""
         self.sample_targets: list[int] = []
 
     def _is_active(self) -> bool:
@@ -289,7 +287,7 @@ class Dump:
             for kind, values in kinds.items()
         }
         self._refuse_parts(own)
-        self._note_settings(optimizer, optimizer.param_groups, names)
+        self.settings += _settings(type(optimizer).__name__, optimizer.param_groups, names)
         weights = {} if self.is_written else {name: _whole(each) for each, name in names.items()}
         self._write_before(kinds, weights, names)
         self.stepped.append(optimizer)
@@ -350,7 +348,7 @@ class Dump:
         if engine.gradient_clipping():
             self.facts["max_grad_norm"] = engine.gradient_clipping()
         inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
-        self._note_settings(inner, groups, names)
+        self.settings += _settings(type(inner).__name__, groups, names)
         self._write_before({"gradients": self._kept(found)}, {} if self.is_written else weights(), {})
         self.inside += 1
         try:
@@ -409,12 +407,6 @@ class Dump:
         if self.suffix is False:
             return {name: value.new_empty(0) for name, value in tensors.items()}  # only the names matter
         return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
-
-    def _note_settings(self, optimizer: Any, groups: list[dict[str, Any]], names: dict[Tensor, str]) -> None:
-        self.settings += _settings(type(optimizer).__name__, groups, names)
-        steps = [int(state.get("step", 1)) for state in optimizer.state.values() if state]
-        steps += [int(group["step"]) for group in groups if "step" in group]
-        self.counts |= {*steps}
 
     def _write_before(
         self, kinds: dict[str, dict[str, Tensor]], weights: dict[str, Tensor], own: dict[Tensor, str]
@@ -506,10 +498,7 @@ class Dump:
         facts["world_size"], facts["micro_batches"] = len(ranks), len(self.batches) or len(self.losses)
         if any(each["ids"] for each in ranks):
             facts["ids"] = [each["ids"] for each in ranks]
-        rates = sorted({float(group["lr"]) for group in self.settings if "lr" in group})
-        if rates:
-            facts["learning_rate"] = rates[0] if len(rates) == 1 else rates
-        facts["groups"], facts["optimizer_steps"] = self.settings, sorted(self.counts)
+        facts["groups"] = self.settings
         if sums:
             facts["loss"] = sum(sums) / len(sums)
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -242,18 +242,13 @@ def _moments(view: View) -> Iterator[Formula]:
 
 
 def settings(view: View, side: int) -> dict[str, dict[str, Any]]:
-    """Return what an optimizer says of each parameter, and how many steps it counted before this one."""
-    shown = view.pair.captures[side].shown(view.step)
-    found: dict[str, dict[str, Any]] = {}
-    twice: set[str] = set()
-    for group in shown.get("groups") or []:
-        values = {key: value for key, value in group.items() if key != "params"}
-        if counts := shown.get("optimizer_steps"):
-            values["a count of steps of"] = counts[0]
-        # What is in several groups, of several optimizers, has no settings of its own.
-        twice |= found.keys() & {*group["params"]}
-        found |= dict.fromkeys(group["params"], values)
-    return {name: values for name, values in found.items() if name not in twice}
+    """Return what an optimizer says of each parameter."""
+    groups = view.pair.captures[side].shown(view.step).get("groups") or []
+    return {
+        name: {key: value for key, value in group.items() if key != "params"}
+        for group in groups
+        for name in group["params"]
+    }
 
 
 def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
