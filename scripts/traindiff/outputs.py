@@ -225,7 +225,7 @@ def explain(pair: Pair, stage: Stage) -> list[Formula]:
     expected = torch.cat([other.flatten() for _, other in wrong])
     if not all(bool(each.isfinite().all()) for both in wrong for each in both):
         return []
-    name = f"{row.module}.bias"
+    name = f"{row.name.rpartition('/')[0]}.bias"
     initial = pair.reference.tensors("initial")
     if name not in initial or initial.shape(name)[-1] != wrong[0][0].shape[-1]:
         return []

@@ -57,14 +57,6 @@ class Row:
     """Of an output."""
 
     @property
-    def parameter(self) -> str:
-        return self.name.split("//")[0]
-
-    @property
-    def module(self) -> str:
-        return self.name.rpartition("/")[0]
-
-    @property
     def share(self) -> float:
         """How much of its limit it takes; infinity for what is not a number."""
         return self.difference / self.limit if self.difference == self.difference else math.inf
