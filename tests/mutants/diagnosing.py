@@ -52,7 +52,7 @@ def diagnose(text, place, scratch):
     from helpers.common import save_initial
     from traindiff.capture_files import Capture
     from traindiff.diagnosis import diagnose as compare
-    from traindiff.page import markdown
+    from traindiff.diagnosis import markdown
     from traindiff.pair import Pair
 
     run, folder = case_of(text).run(), _folder(place, text)

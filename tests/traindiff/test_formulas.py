@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny_dumps import DOWN, TENSORS, UP, compared, times
 
+from traindiff.diagnosis import markdown
 from traindiff.dump import hashes
-from traindiff.page import markdown
 
 
 @pytest.fixture(scope="module", autouse=True)
