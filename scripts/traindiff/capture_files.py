@@ -18,7 +18,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -95,15 +94,15 @@ class Tensors:
         return self, name
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor in its own dtype; of a complex one the real and the imaginary part, along a last dimension.
+        """Return a tensor in its own dtype.
 
         Raises:
             InputError: the file, or a tensor of that name in it, is missing.
         """
         if name not in self:
             raise missing(self.path, name)
-        tensor = self._file.get_tensor(name)
-        return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        value: Tensor = self._file.get_tensor(name)
+        return value
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor without reading it."""

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 from traindiff.capture_files import KINDS, NAME, Capture, InputError
-from traindiff.diagnosis import diagnose
+from traindiff.diagnosis import diagnose, markdown
 from traindiff.fit import ranges
-from traindiff.page import markdown
 from traindiff.pair import NUMBERS, Pair
 from traindiff.read_dumps import ENDING, Dump, Rules
 

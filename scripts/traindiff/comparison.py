@@ -1,7 +1,6 @@
 """The stages of a step in the order in which they are computed, and how far two captures are apart in each."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -51,37 +50,27 @@ def compare(
     actual, reference = read(pair.actual), read(pair.reference)
     twin = read(pair.twin) if pair.twin else None
     differences: dict[str, tuple[float, float, float]] = {}
-    shared: dict[str, int] = {}
     for name in names:
         value, expected = actual(name).double(), reference(name).double()
         same_shape(name, (value, pair.actual.folder), (expected, pair.reference.folder))
-        value, expected, shared[name] = _without_shared(value, expected)
         of_twin = 0.0
         if twin and pair.twin:
             moved = twin(name).double()
             same_shape(name, (moved, pair.twin.folder), (expected, pair.reference.folder))
             of_twin = _finite(largest(moved - expected))
-        differences[name] = largest(value - expected), largest(expected), of_twin
-    scale = max((_finite(size) for _, size, _ in differences.values()), default=0.0)
+        differences[name] = largest(outputs.distance(value, expected)), largest(expected[expected.isfinite()]), of_twin
+    scale = max((size for _, size, _ in differences.values()), default=0.0)
     # Where the reference has nothing but zeros, such as updates of a learning rate of 0, any other value differs.
     scale = scale or max((_finite(difference) for difference, *_ in differences.values()), default=0.0)
     floor = pair.limit(FLOORS, file)
     for name, (difference, size, of_twin) in differences.items():
         unit = max(size, floor * scale) or 1.0
-        row = Row(name, difference / unit, max(limit(name), MULTIPLE * of_twin / unit, slack(name) / unit))
-        note = f"has {shared[name]} values that are infinite, or not a number, in both" * bool(shared[name])
-        yield row if row.differs else replace(row, note=note)
+        yield Row(name, difference / unit, max(limit(name), MULTIPLE * of_twin / unit, slack(name) / unit))
 
 
 def _finite(value: float) -> float:
     """Return a number, but 0 for one that is not finite: as a scale or a twin's distance it would excuse anything."""
     return value if math.isfinite(value) else 0.0
-
-
-def _without_shared(value: Tensor, other: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Return both with 0 for values that are the same infinity, or not a number, in both; and how many these are."""
-    same = ~value.isfinite() & ((value == other) | (value.isnan() & other.isnan()))
-    return value.masked_fill(same, 0.0), other.masked_fill(same, 0.0), int(same.sum())
 
 
 def _numbers(pair: Pair, step: int, *keys: str) -> Iterator[Row]:
@@ -129,26 +118,11 @@ def _samples(pair: Pair, step: int) -> Iterator[Row]:
         return
     own, expected = (counted(pair, side, step) for side in (0, 1))
     note = "; ".join(
-        what
-        + listed((f"{count} times " * (count > 1) + f"{name}{places.get(name, '')}" for name, count in each.items()), 8)
-        for what, each, places in (
-            ("not read: ", expected - own, _places(found[1])),
-            ("read instead, or more often: ", own - expected, _places(found[0])),
-        )
+        what + listed((f"{count} times " * (count > 1) + f"{name}" for name, count in each.items()), 8)
+        for what, each in (("not read: ", expected - own), ("read instead, or more often: ", own - expected))
         if each
     )
     yield Row("samples", float(own != expected), 0.5, note)
-
-
-def _places(found: list[tuple[object, int, int]]) -> dict[object, str]:
-    """Return where each hashed sample is read, for people; rows of the prepared data have numbers."""
-    counts: dict[tuple[int, int], int] = defaultdict(int)
-    places: dict[object, str] = {}
-    for sample, rank, micro in found:
-        if isinstance(sample, str):
-            places[sample] = f" (rank {rank}, micro-batch {micro}, row {counts[rank, micro]})"
-        counts[rank, micro] += 1
-    return places
 
 
 def _gradients(kind: str) -> Callable[[Pair, int], Iterator[Row]]:

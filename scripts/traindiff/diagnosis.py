@@ -1,4 +1,4 @@
-"""Where two trainings differ first, which formulas explain that, and what can only be said of the place."""
+"""Where two trainings differ first, which formulas explain that, what can only be said of the place; and its page."""
 
 import math
 from collections import defaultdict
@@ -9,11 +9,13 @@ from traindiff import formulas, outputs, sample_weights
 from traindiff.capture_files import InputError
 from traindiff.comparison import STAGES, stages
 from traindiff.fit import PART, Fit, View, listed, number, ranges
-from traindiff.formulas import Formula, fewest, meaning
+from traindiff.formulas import CHECKS, Formula, fewest, meaning
 from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage
 
 TENSORS = (*FILES, "update", "initial weights", "buffers")
 """Stages of which formulas recompute tensors."""
+LISTED = 12
+"""Most tensors that a page lists."""
 NEAR_NORMS = 1e-5
 """How near two norms are that are the same: several parts are looked at."""
 OF_OPTIMIZER = ("optimizer state", "update")
@@ -76,7 +78,6 @@ def diagnose(pair: Pair) -> Diagnosis:
     notes = [
         _excused([stage for stage in excused if stage.kind == kind]) for kind in dict.fromkeys(s.kind for s in excused)
     ]
-    notes += [f"Step {stage.step}, {stage.kind}: {row.name} {row.note}." for stage, row in _noted(compared)]
     if first is None or first.kind not in OF_OPTIMIZER:
         notes += _settings(View(pair, compared[-1]))
     if first is None:
@@ -87,22 +88,12 @@ def diagnose(pair: Pair) -> Diagnosis:
     return Diagnosis(pair, compared, first, causes, _places(view, causes), notes)
 
 
-def _noted(compared: list[Stage]) -> list[tuple[Stage, Row]]:
-    """Return the first tensor with a note that is equal."""
-    found = [(stage, row) for stage in compared if stage.kind in TENSORS for row in stage.rows]
-    return [(stage, row) for stage, row in found if row.note and not row.differs][:1]
-
-
 def _excused(found: list[Stage]) -> str:
     wrong, kind = found[0].wrong[0], found[0].kind
     steps = f"Step{'s' * (len(found) > 1)} {ranges(stage.step for stage in found)}: "
     if kind == "samples":
         return f"{steps}the samples have other names ({wrong.note}), but numbers show that they are the same."
-    why = ", as where an optimizer itself reduces gradients, or the trainer clips them by its own code"
-    of_gradients = "gradient" in kind and math.isfinite(wrong.difference)
-    return (
-        f"{steps}{kind} differs ({wrong.name}: {wrong.difference:.1e}), but all updates are equal{why * of_gradients}."
-    )
+    return f"{steps}{kind} differs ({wrong.name}: {wrong.difference:.1e}), but all updates are equal."
 
 
 def _updates_are_equal(pair: Pair, stage: Stage) -> bool:
@@ -226,7 +217,7 @@ def _places(view: View, causes: list[Formula]) -> list[str]:
     pair, stage = view.pair, view.stage
     found = []
     if stage.kind in TENSORS:
-        found += [each for place in _OF_TENSORS for each in place(view)]
+        found += [each for place in (_of_names, _not_finite, _one_sided, _of_losses) for each in place(view)]
     if stage.kind in OF_OPTIMIZER:
         found += _settings(view)
     if stage.kind == "output":
@@ -271,9 +262,9 @@ def _of_names(view: View) -> list[str]:
         """When the module of a parameter returns."""
         return order.get(name.rpartition(".")[0], -1)
 
-    latest = max((row.parameter for row in stage.wrong), key=returns)
+    latest = max((row.name for row in stage.wrong), key=returns)
     own = " of a ".join([latest, *modules.get(latest.rpartition(".")[0], [])[:1]])
-    after = [row.parameter for row in stage.rows if not row.differs and returns(row.parameter) > returns(latest)]
+    after = [row.name for row in stage.rows if not row.differs and returns(row.name) > returns(latest)]
     following = min(after, key=returns, default="")
     return [f"In the backward pass, gradients are equal down to {following}, and differ from {own} on."] * bool(after)
 
@@ -292,27 +283,14 @@ def _not_finite(view: View) -> list[str]:
 
 
 def _one_sided(view: View) -> list[str]:
-    """Return which tensors only one of the trainings has, or has as 0."""
+    """Return which gradients only one of the trainings has."""
     found = []
     if view.stage.kind in ("gradient", "clipped gradient"):
         for capture in view.pair.captures:
             file = capture.tensors(view.file)
             if lacks := [name for name in view.names if name not in file]:
                 found.append(f"Without a gradient in `{capture.folder}`, where it counts as 0: {listed(lacks)}.")
-    names = [row.name for row in view.stage.wrong if math.isfinite(row.difference)]
-    if zero := [name for name in names if not bool(view.expected(name).any())]:
-        found.append(f"0 in the reference: {listed(zero)}.")
     return found
-
-
-def _rows_of_matrix(view: View) -> list[str]:
-    """Return which rows of a matrix differ, if it is one that does, and not all of them do."""
-    if len(view.stage.wrong) > 1 or view.stage.wrong[0].note or view.expected(view.names[0]).dim() < 2:
-        return []
-    row, (name,) = view.stage.wrong[0], view.names
-    off = view.off(name).abs().flatten(1).amax(1)
-    wrong = (~(off <= row.limit * float(view.expected(name).abs().max()))).nonzero().flatten().tolist()
-    return [f"Of {len(off)} rows of {name}, only these differ: {ranges(wrong)}."] * (len(wrong) < len(off))
 
 
 def _settings(view: View) -> list[str]:
@@ -327,4 +305,76 @@ def _settings(view: View) -> list[str]:
     ]
 
 
-_OF_TENSORS = (_of_names, _not_finite, _one_sided, _rows_of_matrix, _of_losses)
+# The page
+
+
+def markdown(found: Diagnosis, title: str) -> str:
+    """Return the page: what differs first, its causes or its place, what was compared."""
+    parts = [f"# {title}", "", f"**{found.sentence}**", "", *_conditions(found)]
+    if found.first is not None:
+        if found.causes:
+            parts += ["## Cause" + "s that fit equally" * (len(found.causes) > 1), "", *_cause_lines(found), ""]
+        parts += ["## What was seen", "", *(f"- {sentence}" for sentence in found.places)] * bool(found.places)
+        parts += ["", *(_tensors(found.first) if found.first.kind != "samples" else []), ""]
+    parts += ["## What was compared", "", *_stages(found), ""]
+    return "\n".join(parts)
+
+
+def _conditions(found: Diagnosis) -> list[str]:
+    about, twin = found.pair.actual.about, found.pair.twin
+    parts = []
+    if "conditions" in about:
+        parts.append(f"The first {len(found.pair.steps)} steps {about['conditions']}.")
+    parts += [*about.get("notes", []), *found.notes]
+    if twin:
+        parts.append(
+            "Differences up to the tolerance count as rounding: it is the larger of the dtype's limit and ten times "
+            "the distance between the reference and its twin, which starts from weights perturbed by one rounding."
+        )
+    return [*parts, ""] if parts else []
+
+
+def _cause_lines(found: Diagnosis) -> list[str]:
+    lines = []
+    for cause in found.causes:
+        lines.append(f"- **{cause.name}**")
+        fit = cause.fit
+        if fit.tensors:
+            lines.append(f"  - On {fit.on}, its formula leaves {fit.left:.1g} of the difference.")
+        lines.append(f"  - Check: {CHECKS[cause.cause]}")
+    table = next((cause.table for cause in found.causes if cause.table), [])
+    return [*lines, "", *table] if table else lines
+
+
+def _tensors(stage: Stage) -> list[str]:
+    lines = [f"| {stage.kind} | relative difference | tolerance | |", "| --- | --- | --- | --- |"]
+    for row in stage.wrong[:LISTED]:
+        lines.append(f"| `{row.name}` | {row.difference:.1e} | {row.limit:.1e} | {row.note} |")
+    if (more := len(stage.wrong) - LISTED) > 0:
+        lines.append(f"| and {more} more | | | |")
+    return lines
+
+
+def _stages(found: Diagnosis) -> list[str]:
+    """Return a table of stages: the steps around the first difference, or without one the worst of each kind."""
+    shown = [(stage, row) for stage in found.compared if (row := stage.worst)]
+    if found.first is not None:
+        shown = [each for each in shown if each[0].step in (found.first.step, found.first.step - 1)]
+    else:
+        kinds = dict.fromkeys(stage.kind for stage, _ in shown)
+        shown = [
+            max((each for each in shown if each[0].kind == kind), key=lambda each: each[1].share) for kind in kinds
+        ]
+    lines = [
+        "| step | stage | compared | largest difference | tolerance | |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    excused = found.compared[: found.compared.index(found.first)] if found.first else found.compared
+    for stage, row in shown:
+        verdict = f"**{len(stage.wrong)} differ**" if stage.wrong else "equal"
+        verdict = f"{len(stage.wrong)} differ, see above" if stage.wrong and stage in excused else verdict
+        step = "end" if stage.step < 0 else stage.step
+        lines.append(
+            f"| {step} | {stage.kind} | {len(stage.rows)} | {row.difference:.1e} | {row.limit:.1e} | {verdict} |"
+        )
+    return lines

@@ -49,7 +49,7 @@ def dump(model: nn.Module, folder: str | Path, steps: int = 4) -> "Dump":
     `unreduced-N.rankR`.
 
     Args:
-        model: the model, before or after it is wrapped; the files have the names without wrappers.
+        model: the model, before or after it is wrapped, which is called; the files have the names without wrappers.
         folder: it must not contain a dump yet.
         steps: number of steps to write; the training goes on after them.
 
@@ -86,9 +86,7 @@ class Dump:
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
             # Before FSDP casts what it gets.
-            _core(self.model).register_forward_pre_hook(
-                torch.compiler.disable(self._input), with_kwargs=True, prepend=True
-            ),
+            self.model.register_forward_pre_hook(torch.compiler.disable(self._input), with_kwargs=True, prepend=True),
         ):
             self.stack.callback(handle.remove)
         for function in (clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_, torch.nn.utils.clip_grads_with_norm_):
@@ -127,10 +125,8 @@ class Dump:
         """Optimizers that took this step."""
         self.before: tuple[int, dict[str, Tensor]] | None = None
         """Number of backward passes so far, and the gradients before clipping."""
-        self.local: dict[str, Tensor] = {}
-        """This rank's own gradients before clipping."""
         self.unreduced: dict[str, Tensor] = {}
-        """This rank's own gradients, where ranks have others."""
+        """This rank's own gradients before clipping, where ranks have others."""
         self.files: dict[str, dict[str, Tensor]] = {}
         self.losses: list[Tensor] = []
         self.last: Callable[[], Tensor | None] | None = None
@@ -143,8 +139,6 @@ class Dump:
         self.facts: dict[str, Any] = {}
         self.settings: list[dict[str, Any]] = []
         """Groups of the optimizers' parameters, with their settings and names."""
-        self.counts: set[int] = set()
-        """Steps that the optimizers counted before this one."""
         self.sample_targets: list[int] = []
 
     def _is_active(self) -> bool:
@@ -175,22 +169,17 @@ class Dump:
             self.rows.append([_whole(v).flatten()[places[n].to(v.device)] for n, v in zip(places, found, strict=True)])
         self.sample_targets += [] if targets is None else _plain(targets)
 
-    def note(self, **facts: Any) -> None:
-        """Add facts to `step-N.json`, before `optimizer.step()`: `ids=batch["id"]`, `targets=80`, `loss=reported`.
+    def note(self, ids: Any = None, loss: Any = None) -> None:
+        """Add facts to `step-N.json`, before `optimizer.step()`: `ids=batch["id"]`, `loss=reported`.
 
-        `ids` are those of this rank's last batch, instead of hashes. Targets of several calls and ranks are added.
-        `loss` is what the trainer reports of the step, on rank 0.
+        `ids` are those of this rank's last batch, instead of hashes. `loss` is what the trainer reports of the step, on
+        rank 0.
         """
-        if not self._is_active():
-            return
-        if "ids" in facts:
-            self.batches[-1:] = [_plain(facts.pop("ids"))]
+        if self._is_active() and ids is not None:
+            self.batches[-1:] = [_plain(ids)]
             self.facts["hashed"] = None
-        if "loss" in facts:
-            facts["reported_loss"] = float(facts.pop("loss"))
-        if "targets" in facts:
-            facts["targets"] = int(facts["targets"]) + self.facts.get("targets", 0)
-        self.facts.update(facts)
+        if self._is_active() and loss is not None:
+            self.facts["reported_loss"] = float(loss)
 
     # Hooks
 
@@ -232,7 +221,7 @@ class Dump:
                 names = self._names()
                 if any(each in names for each in clipped):
                     self.before = self.passes, self._gradients(names)
-                    self.local = self._local(names)
+                    self.unreduced = self._own_gradients(names)
             if self.before and limit is not None and original.__name__ != "clip_grad_value_":
                 self.facts["max_grad_norm"] = float(limit)
         self.inside += 1
@@ -271,10 +260,6 @@ class Dump:
             self._is_active()
         if self.step >= self.steps:
             return
-        grads = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-        has_rate = any(float(group.get("lr", 1)) for group in optimizer.param_groups)
-        if grads and not has_rate and not any(bool(each.any()) for each in grads):
-            return  # PyTorch's set_optimizer_state_dict makes an optimizer's state by such a step
         names = self._names()
         own = {names[each] for group in optimizer.param_groups for each in group["params"] if each in names}
         if not own:
@@ -284,10 +269,13 @@ class Dump:
         scale = float(getattr(optimizer, "grad_scale", None) or 1)
         found = self._gradients(names)
         kinds = {"gradients": found}
+        unreduced = self._own_gradients(names)
         if self.before and self.before[0] == self.passes:
-            kinds = {"gradients": self.before[1], "clipped": found}
-        if self._compare_ranks(names, "clipped" in kinds):
-            kinds = {"gradients": found}
+            if unreduced or not self.unreduced:  # else ranks clip their own gradients, and reduce them then
+                kinds = {"gradients": self.before[1], "clipped": found}
+            self.unreduced = self.unreduced if unreduced else {}
+        else:
+            self.unreduced = unreduced
         # What another optimizer has, is its own when it steps; what none has, stays as it is here.
         written = self.files.get("gradients", {})
         kinds = {
@@ -298,8 +286,7 @@ class Dump:
             }
             for kind, values in kinds.items()
         }
-        self._refuse_parts(own)
-        self._note_settings(optimizer, optimizer.param_groups, names)
+        self.settings += _settings(type(optimizer).__name__, optimizer.param_groups, names)
         weights = {} if self.is_written else {name: _whole(each) for each, name in names.items()}
         self._write_before(kinds, weights, names)
         self.stepped.append(optimizer)
@@ -316,10 +303,6 @@ class Dump:
             for key, value in entries.items()
             if isinstance(value, Tensor) and (value.dim() or (key != "step" and not each.dim()))
         }
-        own = {names[each] for group in optimizer.param_groups for each in group["params"] if each in names}
-        # ZeroRedundancyOptimizer: each rank has the state of some parameters.
-        if not {name.split("//")[0] for name in state} >= own & {*self.files["gradients"]}:
-            state = {}
         self._write_after({name: _whole(each) for each, name in names.items()}, state)
 
     def _scaled_step(
@@ -364,7 +347,7 @@ class Dump:
         if engine.gradient_clipping():
             self.facts["max_grad_norm"] = engine.gradient_clipping()
         inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
-        self._note_settings(inner, groups, names)
+        self.settings += _settings(type(inner).__name__, groups, names)
         self._write_before({"gradients": self._kept(found)}, {} if self.is_written else weights(), {})
         self.inside += 1
         try:
@@ -424,12 +407,6 @@ class Dump:
             return {name: value.new_empty(0) for name, value in tensors.items()}  # only the names matter
         return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
 
-    def _note_settings(self, optimizer: Any, groups: list[dict[str, Any]], names: dict[Tensor, str]) -> None:
-        self.settings += _settings(type(optimizer).__name__, groups, names)
-        steps = [int(state.get("step", 1)) for state in optimizer.state.values() if state]
-        steps += [int(group["step"]) for group in groups if "step" in group]
-        self.counts |= {*steps}
-
     def _write_before(
         self, kinds: dict[str, dict[str, Tensor]], weights: dict[str, Tensor], own: dict[Tensor, str]
     ) -> None:
@@ -471,36 +448,18 @@ class Dump:
                     return rank, name
         return None
 
-    def _refuse_parts(self, own: set[str]) -> None:
-        """Raise a RuntimeError if another rank's optimizer has other parameters than this one's. A collective."""
-        ranks = _gathered(sorted(own))
-        for rank in self.alike:
-            if others := {*ranks[rank]} ^ own:
-                raise RuntimeError(
-                    f"The optimizers of this rank and of rank {rank} do not have the same parameters (first "
-                    f"{min(others)}): the loop splits them over ranks, and dump cannot know when weights are sent. "
-                    "Use ZeroRedundancyOptimizer, or write gradients-N.safetensors and weights-N.safetensors of each "
-                    "step with safetensors.torch.save_file, after the weights are sent."
-                )
-
-    def _local(self, names: dict[Tensor, str]) -> dict[str, Tensor]:
-        """Return this rank's gradients of plain parameters, which all ranks should have alike."""
-        if len(self.alike) < 2:
-            return {}
-        own = {
-            name: each.grad for each, name in names.items() if each.grad is not None and not isinstance(each, DTensor)
-        }
-        return {name: _whole(value).to("cpu", copy=True).contiguous() for name, value in own.items()}
-
-    def _compare_ranks(self, names: dict[Tensor, str], is_clipped: bool) -> bool:
-        """Keep this rank's gradients where ranks have others, as before clipping; return whether ranks clipped their
-        own, and have the same ones now. A collective.
+    def _own_gradients(self, names: dict[Tensor, str]) -> dict[str, Tensor]:
+        """Return this rank's gradients of plain parameters, if a rank with the same parameters has others; nothing if
+        all are alike. A collective.
         """
-        values = self._local(names), self.local if is_clipped else {}
-        ranks = _gathered([{name: float(value.double().norm()) for name, value in each.items()} for each in values])
-        now, before = (_differ([ranks[rank][place] for rank in self.alike]) for place in (0, 1))
-        self.unreduced = values[is_clipped] if now and (before or not is_clipped) else {}
-        return before and not now
+        own = {
+            name: _whole(each.grad).to("cpu", copy=True).contiguous()
+            for each, name in names.items()
+            if len(self.alike) > 1 and each.grad is not None and not isinstance(each, DTensor)
+        }
+        every = _gathered({name: float(value.double().norm()) for name, value in own.items()})
+        norms = [[every[rank].get(name, 0.0) for rank in self.alike] for name in set().union(*every)]
+        return own if any(max(each) - min(each) > 1e-6 * max(each) for each in norms) else {}
 
     def _write_after(self, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
         self._save(f"weights-{self.step}", self._kept(weights))
@@ -519,23 +478,16 @@ class Dump:
     def _write_facts(self) -> None:
         facts = dict(self.facts)
         losses = [float(_whole(loss)) / self.scale for loss in self.losses]
-        own = {"ids": self.batches, "losses": losses, "targets": facts.pop("targets", None)}
-        ranks = _gathered(own)
+        ranks = _gathered({"ids": self.batches, "losses": losses})
         if self.suffix not in ("", ".pp0"):
             return
         sums = [sum(each["losses"]) for each in ranks if each["losses"]]
-        targets = [each["targets"] for each in ranks if each["targets"] is not None]
         facts["world_size"], facts["micro_batches"] = len(ranks), len(self.batches) or len(self.losses)
         if any(each["ids"] for each in ranks):
             facts["ids"] = [each["ids"] for each in ranks]
-        rates = sorted({float(group["lr"]) for group in self.settings if "lr" in group})
-        if rates:
-            facts["learning_rate"] = rates[0] if len(rates) == 1 else rates
-        facts["groups"], facts["optimizer_steps"] = self.settings, sorted(self.counts)
+        facts["groups"] = self.settings
         if sums:
             facts["loss"] = sum(sums) / len(sums)
-        if targets:
-            facts["targets"] = sum(targets)
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / f"step-{self.step}.json").write_text(json.dumps(facts))
 
@@ -563,15 +515,6 @@ def _replace(stack: ExitStack, owner: Any, name: str, hook: Callable[..., Any]) 
 
     setattr(owner, name, replacement)
     stack.callback(setattr, owner, name, original)
-
-
-def _core(model: nn.Module) -> nn.Module:
-    """Return the innermost module that has all parameters: Lightning does not call the outermost."""
-    names = {*model.parameters()}
-    # A ModuleList or ModuleDict is never called; it has all parameters where the head's are tied.
-    called = [child for child in model.children() if not isinstance(child, (nn.ModuleList, nn.ModuleDict))]
-    inner = [child for child in called if {*child.parameters()} == names]
-    return _core(inner[0]) if inner else model
 
 
 def _engine_groups(optimizer: Any) -> list[dict[str, Any]]:
@@ -650,12 +593,6 @@ def sketch(size: int, of_all: int, most: int) -> Tensor:
     first = torch.arange(0, size, every)
     draw = torch.Generator().manual_seed(size)
     return (first + torch.randint(every, first.shape, generator=draw)).clamp(max=max(size - 1, 0))
-
-
-def _differ(ranks: list[dict[str, float]]) -> bool:
-    """Return whether ranks have other norms of the same tensors."""
-    values = [[each.get(name, 0.0) for each in ranks] for name in {name for each in ranks for name in each}]
-    return any(max(each) - min(each) > 1e-6 * max(each) for each in values)
 
 
 def hashes(inputs: Any) -> tuple[list[str], str]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -207,12 +208,6 @@ def listed(names: Iterable[str], most: int = 3) -> str:
 
 def ranges(indices: Iterable[int]) -> str:
     """Return indices as text: 0-3, 7, 9-12."""
-    text: list[str] = []
-    first = last = None
-    for index in [*sorted(indices), None]:
-        if first is not None and last is not None and (index is None or index != last + 1):
-            text.append(str(first) if first == last else f"{first}-{last}")
-            first = None
-        first = index if first is None else first
-        last = index
-    return listed(text, 8)
+    runs = groupby(enumerate(sorted(indices)), key=lambda each: each[1] - each[0])
+    ends = [[index for _, index in run] for _, run in runs]
+    return listed((f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in ends), 8)

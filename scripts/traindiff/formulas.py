@@ -3,7 +3,7 @@ its formula holds (see fit.py); what only fits a place is no cause.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -71,7 +71,8 @@ class Formula:
 
 def explain(view: View) -> list[Formula]:
     """Return the formulas that hold with the fewest unknowns; several hold equally."""
-    return fewest(each for formulas in _OF.get(view.stage.kind, (_factor,)) for each in formulas(view))
+    also = {"gradient": _previous, "optimizer state": _moments}.get(view.stage.kind)
+    return fewest([*_factor(view), *(also(view) if also else ())])
 
 
 def fewest(found: Iterable[Formula]) -> list[Formula]:
@@ -101,9 +102,6 @@ def meaning(pair: Pair, step: int, times: float, near: float) -> str:
     given = {name: float(value) for name, value in known(pair, step).items()}
     pairs = combinations(given.items(), 2)
     composed = {f"({name} times {other})": value * more for (name, value), (other, more) in pairs}
-    targets = [capture.shown(step).get("targets") for capture in pair.captures]
-    if targets[0] and targets[1] and targets[0] != targets[1]:
-        given["this training's number of targets / the reference's"] = targets[0] / targets[1]
     for numbers in (given, composed):
         found = [name.strip("()") for name, value in numbers.items() if abs(times - value) <= near * value]
         found += [f"1 / {name}" for name, value in numbers.items() if abs(times - 1 / value) <= near / value]
@@ -244,18 +242,13 @@ def _moments(view: View) -> Iterator[Formula]:
 
 
 def settings(view: View, side: int) -> dict[str, dict[str, Any]]:
-    """Return what an optimizer says of each parameter, and how many steps it counted before this one."""
-    shown = view.pair.captures[side].shown(view.step)
-    found: dict[str, dict[str, Any]] = {}
-    twice: set[str] = set()
-    for group in shown.get("groups") or []:
-        values = {key: value for key, value in group.items() if key != "params"}
-        if counts := shown.get("optimizer_steps"):
-            values["a count of steps of"] = counts[0]
-        # What is in several groups, of several optimizers, has no settings of its own.
-        twice |= found.keys() & {*group["params"]}
-        found |= dict.fromkeys(group["params"], values)
-    return {name: values for name, values in found.items() if name not in twice}
+    """Return what an optimizer says of each parameter."""
+    groups = view.pair.captures[side].shown(view.step).get("groups") or []
+    return {
+        name: {key: value for key, value in group.items() if key != "params"}
+        for group in groups
+        for name in group["params"]
+    }
 
 
 def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
@@ -268,11 +261,3 @@ def different_settings(view: View) -> dict[tuple[str, str], list[str]]:
             if value != other:
                 found.setdefault((key, f"{value}, not {other}"), []).append(name)
     return found
-
-
-Formulas = Callable[[View], Iterable[Formula]]
-_OF: dict[str, tuple[Formulas, ...]] = {
-    "gradient": (_factor, _previous),
-    "optimizer state": (_factor, _moments),
-}
-"""By the kind of a stage of tensors, where not only a factor is looked for; samples and outputs have their own."""

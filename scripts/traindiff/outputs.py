@@ -25,7 +25,7 @@ def rows(pair: Pair, step: int) -> Iterator[Row]:
     twin = _Whole(pair.twin.ranks(step)[0]) if pair.twin else None
     for name in whole.names():
         where = Where()
-        places: list[tuple[RankStep, int, Any, Any]] = []
+        places: list[tuple[RankStep, int, Any]] = []
         difference = size = of_twin = 0.0
         for rank in ranks:
             for micro, each in rank.outputs():
@@ -34,7 +34,7 @@ def rows(pair: Pair, step: int) -> Iterator[Row]:
                 placed = _placed(rank, micro, name, whole, ranks)
                 if placed is None:
                     continue
-                value, expected, positions, features = placed
+                value, expected, positions = placed
                 # Of torch, as max() would miss what is not a number.
                 difference = largest(torch.tensor([difference, largest(distance(value, expected))]))
                 size = max(size, largest(expected[torch.isfinite(expected)]))
@@ -42,7 +42,7 @@ def rows(pair: Pair, step: int) -> Iterator[Row]:
                     moved, unmoved = (each.rows(name, rank.samples(micro)) for each in (twin, whole))
                     of_twin = max(of_twin, largest(distance(moved, unmoved)))
                 where.values.append((value, expected))
-                places.append((rank, micro, positions, features))
+                places.append((rank, micro, positions))
         if places:
             unit = size or 1.0
             row = Row(name, difference / unit, max(pair.limit(LIMITS), MULTIPLE * of_twin / unit), "", where)
@@ -95,9 +95,9 @@ class _Whole:
 
 def _placed(
     rank: RankStep, micro: int, name: str, whole: _Whole, ranks: list[RankStep]
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None] | None:
-    """Return a rank's values, those of one device at the same places, and its positions and features; None if they
-    cannot be compared.
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """Return a rank's values, those of one device at the same places, and its positions; None if they cannot be
+    compared.
     """
     samples = [sample for sample in rank.samples(micro) if sample in whole.at]
     value = rank.output(micro, name)
@@ -114,7 +114,6 @@ def _placed(
         totals = torch.stack([part[keep].double() for part in parts]).sum(0)
         value = min(totals, totals / len(parts), key=lambda each: largest(distance(each, expected)))
     positions: Tensor | None = None
-    features: Tensor | None = None
     last = value.dim() - 1
     if last >= 1:
         if last > 1 or rank.about["sequence"]["ranks"] > 1:
@@ -127,7 +126,7 @@ def _placed(
             if len(features) != value.shape[last]:
                 return None
             expected = expected[..., features]
-    return (value, expected, positions, features) if value.shape == expected.shape else None
+    return (value, expected, positions) if value.shape == expected.shape else None
 
 
 def _parts_of_samples(rank: RankStep, micro: int, name: str, ranks: list[RankStep]) -> list[Tensor]:
@@ -190,17 +189,11 @@ def distance(value: Tensor, expected: Tensor) -> Tensor:
     return (value - expected).abs().masked_fill(value == expected, 0.0)
 
 
-def _note(where: Where, rank: RankStep, micro: int, positions: Any, features: Any, off: Tensor, limit: float) -> None:
+def _note(where: Where, rank: RankStep, micro: int, positions: Any, off: Tensor, limit: float) -> None:
     wrong = ~(off <= limit)
     _mark(where, "sample", rank.samples(micro), wrong.flatten(1).any(1) if off.dim() > 1 else wrong)
-    has_channels = off.dim() > 3  # (samples, channels, ...): of pictures; others have positions and features
-    if has_channels:
-        _mark(where, "channel", [*range(off.shape[1])], wrong.transpose(0, 1).flatten(1).any(1))
-    if positions is not None and off.dim() > 1 and not has_channels:
+    if positions is not None and off.dim() < 4:  # others are pictures
         _mark(where, "position", positions.tolist(), wrong.transpose(0, 1).flatten(1).any(1))
-    if off.dim() > 1 and (positions is None or off.dim() > 2) and not has_channels:
-        names = features if features is not None else torch.arange(off.shape[-1])
-        _mark(where, "feature", names.tolist(), wrong.flatten(0, -2).any(0))
     _mark(where, "rank", [rank.rank], wrong.any().reshape(1))
 
 
@@ -211,7 +204,7 @@ def _mark(where: Where, kind: str, names: list[int], wrong: Tensor) -> None:
 
 
 def places(stage: Stage) -> list[str]:
-    """Return at which samples, positions and features, and on which ranks, the first output differs."""
+    """Return at which samples and positions, and on which ranks, the first output differs."""
     where = stage.wrong[0].where
     found = []
     for name, each in where.places.items() if where else ():
@@ -232,7 +225,7 @@ def explain(pair: Pair, stage: Stage) -> list[Formula]:
     expected = torch.cat([other.flatten() for _, other in wrong])
     if not all(bool(each.isfinite().all()) for both in wrong for each in both):
         return []
-    name = f"{row.module}.bias"
+    name = f"{row.name.rpartition('/')[0]}.bias"
     initial = pair.reference.tensors("initial")
     if name not in initial or initial.shape(name)[-1] != wrong[0][0].shape[-1]:
         return []

@@ -34,7 +34,7 @@ NUMBERS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF
 
 @dataclass
 class Where:
-    """Where a module's outputs differ: for each sample, position, feature and rank that was compared."""
+    """Where a module's outputs differ: for each sample, position and rank that was compared."""
 
     places: dict[str, dict[int, bool]] = field(default_factory=dict)
     values: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -55,14 +55,6 @@ class Row:
     """The difference in words, where it is not a number."""
     where: Where | None = None
     """Of an output."""
-
-    @property
-    def parameter(self) -> str:
-        return self.name.split("//")[0]
-
-    @property
-    def module(self) -> str:
-        return self.name.rpartition("/")[0]
 
     @property
     def share(self) -> float:

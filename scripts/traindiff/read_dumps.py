@@ -80,7 +80,7 @@ class Dump(Capture):
         return {int(name.removeprefix(pattern)): file for name, file in self.files.items() if name.startswith(pattern)}
 
     def shown(self, step: int) -> dict[str, Any]:
-        """Return what the trainer wrote of a step: ids, learning_rate, targets, ... (`step-N.json`)."""
+        """Return what the trainer wrote of a step: ids, loss, groups, ... (`step-N.json`)."""
         return self._shown.get(step, {})
 
     @cached_property

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from traindiff.capture_files import InputError, Samples
+from traindiff.capture_files import Samples
 from traindiff.fit import PART, ROUNDING, Fit, View, least_squares, listed, number, ranges
 from traindiff.formulas import Formula, fewest
 from traindiff.pair import Pair
@@ -231,8 +231,6 @@ def reads(pair: Pair, side: int, step: int) -> list[tuple[object, int, int]]:
     if capture.ranks(step):
         return [*dict.fromkeys(found)]  # ranks that share samples have the same data_rank
     given = capture.shown(step).get("ids") or []
-    if not isinstance(given, list) or not all(isinstance(each, list) for each in given):
-        raise InputError(f"{capture.folder}: `ids` of step {step} are not a list for each rank; write them again.")
     return [
         (pair.sample(sample), rank, micro)
         for rank, micros in enumerate(given)

@@ -7,8 +7,7 @@ from cases import Case, chosen, parametrized
 from group import job, reference_captures
 
 from traindiff.capture_files import Capture
-from traindiff.diagnosis import diagnose
-from traindiff.page import markdown
+from traindiff.diagnosis import diagnose, markdown
 from traindiff.pair import Pair
 
 SHORT = [Case("tp_sp", "llama2"), Case("zero3", "llama2"), Case("pp", "moe")]

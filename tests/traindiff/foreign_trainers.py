@@ -76,18 +76,11 @@ def plain32(folder):
     plain(folder, torch.float32)
 
 
-def ddp(folder, make_optimizer=adamw):
+def ddp(folder):
     model = Model()
     with dump(model, folder, STEPS):
         wrapped = torch.compile(nn.parallel.DistributedDataParallel(model), backend="eager")
-        loop(wrapped, make_optimizer(model), loader(BATCH // WORLD))
-
-
-def sharded_optimizer(folder):
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    settings = {"lr": RATE, "weight_decay": 0.1}
-    ddp(folder, lambda model: ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **settings))
+        loop(wrapped, adamw(model), loader(BATCH // WORLD))
 
 
 def fsdp2(folder):
@@ -181,7 +174,7 @@ def deepspeed(folder, stage):
 if __name__ == "__main__":
     for trainer in sys.argv[2:]:
         folder = f"{sys.argv[1]}/{trainer}"
-        if trainer in ("ddp", "sharded_optimizer", "fsdp2") and not dist.is_initialized():
+        if trainer in ("ddp", "fsdp2") and not dist.is_initialized():
             dist.init_process_group("gloo")
         if trainer.startswith("zero"):
             deepspeed(folder, int(trainer.removeprefix("zero")))

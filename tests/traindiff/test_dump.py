@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.nn.utils import clip_grad_norm_
 
 from helpers.common import ROOT
@@ -20,7 +19,7 @@ from traindiff.dump import dump
 def trained(server, tmp_path_factory):
     """A folder with the dumps of plain loops on one rank, and of packages on two."""
     folder = tmp_path_factory.mktemp("trained")
-    two = ["ddp", "sharded_optimizer", "fsdp2", "transformers", "zero2", "lightning"]
+    two = ["ddp", "fsdp2", "transformers", "zero2", "lightning"]
     for trainers, ranks in ((["plain", "plain32"], 1), (two, 2), (["zero3"], 2)):
         program = ROOT / "tests/traindiff/foreign_trainers.py"
         server.run(program, [folder, *trainers], ranks, folder / "log", seconds=300)
@@ -32,7 +31,6 @@ def trained(server, tmp_path_factory):
     ("trainer", "missing"),
     [
         ("ddp", set()),
-        ("sharded_optimizer", {"optimizer state"}),
         ("fsdp2", set()),
         ("lightning", set()),
         ("transformers", set()),
@@ -51,7 +49,7 @@ def test_another_package_trains_as_a_plain_loop(trainer, missing, trained, capsy
     samples = [sorted(name for rank in each["ids"] for batch in rank for name in batch) for each in facts]
     assert len(set(samples[0])) == 8
     assert samples[0] == samples[1]
-    for key in ("loss", "learning_rate", "max_grad_norm"):
+    for key in ("loss", "max_grad_norm"):
         assert facts[1][key] == pytest.approx(facts[0][key], rel=1e-5), key
 
 
@@ -111,22 +109,6 @@ def test_a_step_that_a_grad_scaler_skips_does_not_count_and_gradients_are_unscal
         assert (facts["loss"], facts["micro_batches"]) == (pytest.approx(loss), 1)
         written = load_file(tmp_path / f"dump/gradients-{step}.safetensors")["0.weight"]
         torch.testing.assert_close(written, gradient)
-
-
-def test_a_step_that_only_makes_a_state_does_not_count(tmp_path):
-    """PyTorch's own way to resume takes one of a rate of 0."""
-    model = nn.Linear(3, 2)
-    first = torch.optim.AdamW(model.parameters(), lr=0.1)
-    with dump(model, tmp_path / "resumed", steps=3):
-        model(torch.ones(4, 3)).sum().backward()
-        first.step()
-        saved = get_optimizer_state_dict(model, first)
-        second = torch.optim.AdamW(model.parameters(), lr=0.1)
-        set_optimizer_state_dict(model, second, saved)
-        model(torch.ones(4, 3)).sum().backward()
-        second.step()
-    rates = [json.loads(path.read_text())["learning_rate"] for path in sorted(tmp_path.glob("resumed/step-*.json"))]
-    assert rates == [0.1, 0.1]
 
 
 def test_two_optimizers_take_one_step(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from traindiff import diagnosis, outputs, page
+from traindiff import diagnosis, outputs
 from traindiff.capture_files import Capture, rank_file
 from traindiff.pair import Pair
 
@@ -98,4 +98,4 @@ def test_a_bias_that_only_the_second_rank_adds_is_explained_by_its_own_rows(tmp_
     ranks = [({"dp": rank}, 0, [output]) for rank, output in enumerate(outputs)]
     found = diagnosis.diagnose(Pair(write(tmp_path / "other", ranks, {"dp": 2}), reference))
     assert [each.name for each in found.causes] == ["bias: 1 times up.bias is added"]
-    assert "Of 2 ranks, only these differ: 1." in page.markdown(found, "")
+    assert "Of 2 ranks, only these differ: 1." in diagnosis.markdown(found, "")

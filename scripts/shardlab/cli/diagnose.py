@@ -23,8 +23,7 @@ from shardlab.settings.precisions import PRECISIONS
 from shardlab.settings.types import Run, read_run
 from traindiff import command_line
 from traindiff.capture_files import Capture, InputError
-from traindiff.diagnosis import diagnose
-from traindiff.page import markdown
+from traindiff.diagnosis import diagnose, markdown
 from traindiff.pair import Pair
 
 
