@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from helpers.common import ROOT
 from helpers.documents import section
@@ -58,3 +59,24 @@ def test_the_page_of_the_readme_is_what_its_example_prints(blocks, monkeypatch, 
 def test_the_readme_lists_the_causes():
     rows = re.findall(r"^\| .+ \| (.+) \|$", section(README, "What a cause is"), re.MULTILINE)
     assert {cause for row in rows[2:] for cause in row.split(", ")} == {*CHECKS}
+
+
+@pytest.mark.long
+def test_the_readme_works_in_an_empty_environment(tmp_path):
+    """PyTorch is the one without CUDA in either case: the first line only names where it is."""
+    text = README.read_text()
+    commands = [line for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    pytorch = f"pip install torch=={torch.__version__.partition('+')[0]}"
+    commands[0] = re.sub(r"pip install torch --index-url \S+", pytorch, commands[0])
+    commands[1] = commands[1].replace("./scripts", f"{ROOT}/scripts")
+    (tmp_path / "train.py").write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1])
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment["PATH"] = f"{tmp_path}/venv/bin:{environment['PATH']}"
+    for command in commands[:-1]:
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, check=True)
+    done = subprocess.run(
+        ["bash", "-c", commands[-1]], cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE
+    )
+    assert done.returncode == 1
+    assert {*shown(README)} <= {*done.stdout.splitlines()}
