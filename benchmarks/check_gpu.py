@@ -69,17 +69,6 @@ class Case(NamedTuple):
 
 def main() -> None:
     """Train, compare, print; the program ends at the first strategy that is not equal."""
-    args = options().parse_args()
-    # Keep this process off the GPUs, whose ranks it starts.
-    with ProcessPoolExecutor(1, get_context("spawn"), initializer=device.exact) as apart:
-        names = apart.submit(seen).result()
-        ranks = enough(len(names), args.ranks)
-        print(heading(names[:ranks]))
-        equality(args, ranks, apart)
-
-
-def options() -> argparse.ArgumentParser:
-    """Build the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--ranks", type=int, choices=range(1, MOST + 1), metavar="N", help="ranks (default: all GPUs, up to 8)"
@@ -100,7 +89,13 @@ def options() -> argparse.ArgumentParser:
         default=load.own_strategies(),
         help="default: all but scripts",
     )
-    return parser
+    args = parser.parse_args()
+    # Keep this process off the GPUs, whose ranks it starts.
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=device.exact) as apart:
+        names = apart.submit(seen).result()
+        ranks = enough(len(names), args.ranks)
+        print(heading(names[:ranks]))
+        equality(args, ranks, apart)
 
 
 def seen() -> list[str]:

@@ -77,14 +77,8 @@ struct Collectives final : c10d::Backend {
     stream = ++state().streams;
   }
 
-  const std::string getBackendName() const override {
-    return "sim";
-  }
   void setTimeout(std::chrono::milliseconds given) override {
     gloo->setTimeout(given);
-  }
-  void setSequenceNumberForGroup() override {
-    gloo->setSequenceNumberForGroup();
   }
 
   // Enqueue: `start` is given nothing and begins the work on the CPU.

@@ -266,9 +266,6 @@ inline void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         list.push_back(tensor ? std::optional(call.taken(*tensor, write)) : std::nullopt);
       }
       value = list;
-    } else if (value.isDevice() && value.toDevice().type() == kType) {
-      call.meet(index_of(value.toDevice()));
-      value = c10::Device(c10::kCPU);
     }
   }
   TORCH_CHECK(call.device >= 0, call.name, " has no tensor of the device");

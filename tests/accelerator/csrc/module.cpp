@@ -39,9 +39,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStream(c10::Device device) const override {
     return stream(current(index_of(device)));
   }
-  c10::Stream getDefaultStream(c10::Device device) const override {
-    return stream({index_of(device), 0});
-  }
   c10::Stream getNewStream(c10::Device device, int) const override {
     Lock lock(state().mutex);
     return stream({index_of(device), ++state().streams});
@@ -131,17 +128,11 @@ struct PinnedAllocator final : c10::Allocator {
 };
 
 struct Hooks final : at::PrivateUse1HooksInterface {
-  bool isBuilt() const override {
-    return true;
-  }
   bool isAvailable() const override {
     return devices() > 0;
   }
   bool hasPrimaryContext(c10::DeviceIndex) const override {
     return true;
-  }
-  c10::DeviceIndex deviceCount() const override {
-    return c10::DeviceIndex(devices());
   }
   bool isPinnedPtr(const void* pointer) const override {
     return is_pinned(pointer);
