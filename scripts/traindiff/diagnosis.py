@@ -8,7 +8,7 @@ from functools import lru_cache
 from traindiff import formulas, outputs, sample_weights
 from traindiff.capture_files import InputError
 from traindiff.comparison import STAGES, stages
-from traindiff.fit import PART, Fit, View, listed, number, ranges
+from traindiff.fit import PART, View, listed, number, ranges
 from traindiff.formulas import CHECKS, Formula, fewest, meaning
 from traindiff.pair import FILES, LIMITS, SCALARS, Pair, Row, Stage
 
@@ -166,7 +166,7 @@ def _of_samples(view: View) -> list[Formula]:
     ranks = {rank for _, rank in read}
     if len(ranks) > 1 and len(read) == len(own) * len(ranks):
         text = f"ranks {ranges(ranks)} read the same ones; {text}"
-    return [Formula("other samples", text, Fit(values=len(own)))]
+    return [Formula("other samples", text)]
 
 
 def _named(pair: Pair, side: int, step: int) -> set[object]:
@@ -338,9 +338,8 @@ def _cause_lines(found: Diagnosis) -> list[str]:
     lines = []
     for cause in found.causes:
         lines.append(f"- **{cause.name}**")
-        fit = cause.fit
-        if fit.tensors:
-            lines.append(f"  - On {fit.on}, its formula leaves {fit.left:.1g} of the difference.")
+        if not math.isnan(cause.fit.left):
+            lines.append(f"  - Its formula leaves {cause.fit.left:.1g} of the difference.")
         lines.append(f"  - Check: {CHECKS[cause.cause]}")
     table = next((cause.table for cause in found.causes if cause.table), [])
     return [*lines, "", *table] if table else lines

@@ -26,18 +26,10 @@ SAMPLE = 200_000
 
 @dataclass(frozen=True)
 class Fit:
-    """A formula that holds: its solved unknowns, the part of the difference that it leaves, and on how many values."""
+    """A formula that holds: its solved unknowns, and the part of the difference that it leaves (nan: of no tensors)."""
 
     solved: list[float] = field(default_factory=list)
-    left: float = 0.0
-    values: int = 1
-    tensors: int = 0
-
-    @property
-    def on(self) -> str:
-        """What it was fitted on, as text."""
-        solved = f"{len(self.solved)} unknown{'s' * (len(self.solved) != 1)}" if self.solved else "no unknowns"
-        return f"{self.tensors} tensor{'s' * (self.tensors != 1)}, {self.values} values, {solved}"
+    left: float = math.nan
 
 
 def least_squares(terms: Tensor, value: Tensor, rcond: float | None = None) -> Tensor | None:
@@ -154,7 +146,7 @@ class View:
             return None
         found = solution.tolist()
 
-        values, rest, whole, differs = 0, 0.0, 0.0, False
+        rest, whole, differs = 0.0, 0.0, False
         for name in names:
             left = float(
                 (target(name) - sum(a * term(name).double() for a, term in zip(found, terms, strict=True))).norm()
@@ -162,11 +154,10 @@ class View:
             off, rounding = float(self.off(name).norm()), self.rounding(name)
             if not left <= rounding:
                 return None
-            values += self.expected(name).numel()
             differs |= name in self.names or not off <= rounding
             rest, whole = math.hypot(rest, left), math.hypot(whole, off)
         part = rest / whole if differs and whole else 0.0  # of tensors that do not differ, only rounding may be left
-        return Fit(found, part, values, len(names)) if part <= self.limit(PART) else None
+        return Fit(found, part) if part <= self.limit(PART) else None
 
     @cached_property
     def _largest(self) -> float:

@@ -120,9 +120,8 @@ def _factor(view: View) -> Iterator[Formula]:
     """x' = c x of all tensors that differ."""
     kind, names = view.stage.kind, view.names
     if all(not bool(view.actual(name).any()) for name in names):
-        zeros = Fit([], 0.0, sum(view.expected(name).numel() for name in names), len(names))
         cause = {"update": "no update", "gradient": "no gradient", "clipped gradient": "no gradient"}.get(kind, "zero")
-        yield Formula(cause, "" if view.is_whole else listed(names), zeros)
+        yield Formula(cause, "" if view.is_whole else listed(names), Fit(left=0.0))
         return
     if kind == "optimizer state" and view.gradients:
         return  # the gradients' factors say more
@@ -220,7 +219,7 @@ def _moments(view: View) -> Iterator[Formula]:
         if found := _of_moments(view, key, [name for name in every if _key(name) == key], view.expected):
             usual[key] = found[1]
     solved = [each for one in fits for each in one.solved]
-    fit = Fit(solved, max(f.left for f in fits), sum(f.values for f in fits), sum(f.tensors for f in fits))
+    fit = Fit(solved, max(each.left for each in fits))
     if not usual.keys() >= own.keys():  # the reference's go on from before the first step
         return
     # Moments that do not differ are those of a factor of 1.

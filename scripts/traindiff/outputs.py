@@ -244,4 +244,4 @@ def _solve(pair: Pair, off: Tensor, term: Tensor, expected: Tensor) -> Fit | Non
         return None
     left, whole = float((off - solved * term).norm()), float(off.norm())
     holds = left <= min(pair.limit(ROUNDING) * float(expected.norm()), pair.limit(PART) * whole)
-    return Fit(solved.tolist(), left / whole, off.numel(), 1) if holds else None
+    return Fit(solved.tolist(), left / whole) if holds else None

@@ -45,8 +45,6 @@ class _Sums:
 
     view: View
     samples: Samples
-    names: list[str]
-    """The parameters of which they are."""
     rows: Tensor
     """(samples, values), in the order of ``samples.taken``."""
     actual: Tensor
@@ -58,8 +56,7 @@ class _Sums:
         whole = float((self.actual - expected).norm())
         size = max(float(self.actual.norm()), float(expected.norm()))
         if left <= self.view.limit(ROUNDING) * size and left <= self.view.limit(PART) * whole:
-            values = len(self.actual)
-            return Fit(unknowns, left / whole, values, len(self.names)) if values > len(unknowns) else None
+            return Fit(unknowns, left / whole) if len(self.actual) > len(unknowns) else None
         return None
 
     def solve(self, matrix: Tensor) -> Fit | None:
@@ -103,7 +100,7 @@ def _sums(view: View, samples: Samples, names: list[str]) -> _Sums | None:
         return None
     if float((rows.sum(0) - expected).norm()) > view.limit(ROUNDING) * float(expected.norm()):
         return None
-    return _Sums(view, samples, names, rows, actual)
+    return _Sums(view, samples, rows, actual)
 
 
 def _formulas(sums: _Sums) -> Iterator[Formula]:
