@@ -286,6 +286,7 @@ class Dump:
             }
             for kind, values in kinds.items()
         }
+        self._refuse_parts(own)
         self.settings += _settings(type(optimizer).__name__, optimizer.param_groups, names)
         weights = {} if self.is_written else {name: _whole(each) for each, name in names.items()}
         self._write_before(kinds, weights, names)
@@ -447,6 +448,18 @@ class Dump:
                 if name in own and (shape != own[name][0] or abs(norm - own[name][1]) > 1e-6 * max(norm, own[name][1])):
                     return rank, name
         return None
+
+    def _refuse_parts(self, own: set[str]) -> None:
+        """Raise a RuntimeError if another rank's optimizer has other parameters than this one's. A collective."""
+        ranks = _gathered(sorted(own))
+        for rank in self.alike:
+            if others := {*ranks[rank]} ^ own:
+                raise RuntimeError(
+                    f"The optimizers of this rank and of rank {rank} do not have the same parameters (first "
+                    f"{min(others)}): the loop splits them over ranks, and dump cannot know when weights are sent. "
+                    "Write gradients-N.safetensors and weights-N.safetensors of each step with "
+                    "safetensors.torch.save_file, after the weights are sent."
+                )
 
     def _own_gradients(self, names: dict[Tensor, str]) -> dict[str, Tensor]:
         """Return this rank's gradients of plain parameters, if a rank with the same parameters has others; nothing if

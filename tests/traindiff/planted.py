@@ -131,15 +131,18 @@ class Reducing(torch.optim.AdamW):
 
 
 def split(folder):
-    """Rank 0 writes why a dump of plain tensors that are split over ranks is refused."""
+    """Rank 0 writes why dumps of plain tensors, and of an optimizer, that are split over ranks are refused."""
     own = model()
     with torch.no_grad():
         own[0].weight += RANK
-    try:
-        train(folder / "split", own=own)
-    except RuntimeError as error:
-        if RANK == 0:
-            (folder / "refused").write_text(str(error))
+    said = []
+    for name, options in (("split", {"own": own}), ("parts", {"optimizer": lambda p: adamw([*p][RANK::WORLD])})):
+        try:
+            train(folder / name, **options)
+        except RuntimeError as error:
+            said.append(str(error))
+    if RANK == 0:
+        (folder / "refused").write_text("\n".join(said))
 
 
 def against(reference, says=None):

@@ -49,9 +49,10 @@ def test_dumps_of_loops(dumps, name):
 
 
 def test_what_is_split_over_ranks_by_hand_is_refused(dumps):
-    said = (dumps / "refused").read_text()
-    assert said.startswith("0.weight is not the same on this rank and on rank 1.")
-    assert "--merge 'NAME=DIM'" in said
+    tensors, optimizer = (dumps / "refused").read_text().splitlines()
+    assert tensors.startswith("0.weight is not the same on this rank and on rank 1.")
+    assert "--merge 'NAME=DIM'" in tensors
+    assert optimizer.startswith("The optimizers of this rank and of rank 1 do not have the same parameters (first 0.bi")
 
 
 def test_a_moment_that_cancels_has_the_rounding_of_what_it_sums(compare):
