@@ -260,6 +260,10 @@ class Dump:
             self._is_active()
         if self.step >= self.steps:
             return
+        grads = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        has_rate = any(float(group.get("lr", 1)) for group in optimizer.param_groups)
+        if grads and not has_rate and not any(bool(each.any()) for each in grads):
+            return  # PyTorch's set_optimizer_state_dict makes an optimizer's state by such a step
         names = self._names()
         own = {names[each] for group in optimizer.param_groups for each in group["params"] if each in names}
         if not own:

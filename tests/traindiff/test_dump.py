@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.nn.utils import clip_grad_norm_
 
 from helpers.common import ROOT
@@ -109,6 +110,22 @@ def test_a_step_that_a_grad_scaler_skips_does_not_count_and_gradients_are_unscal
         assert (facts["loss"], facts["micro_batches"]) == (pytest.approx(loss), 1)
         written = load_file(tmp_path / f"dump/gradients-{step}.safetensors")["0.weight"]
         torch.testing.assert_close(written, gradient)
+
+
+def test_a_step_that_only_makes_a_state_does_not_count(tmp_path):
+    """PyTorch's own way to resume takes one of a rate of 0."""
+    model = nn.Linear(3, 2)
+    first = torch.optim.AdamW(model.parameters(), lr=0.1)
+    with dump(model, tmp_path / "resumed", steps=3):
+        model(torch.ones(4, 3)).sum().backward()
+        first.step()
+        saved = get_optimizer_state_dict(model, first)
+        second = torch.optim.AdamW(model.parameters(), lr=0.1)
+        set_optimizer_state_dict(model, second, saved)
+        model(torch.ones(4, 3)).sum().backward()
+        second.step()
+    rates = [json.loads(path.read_text())["learning_rate"] for path in sorted(tmp_path.glob("resumed/step-*.json"))]
+    assert rates == [0.1, 0.1]
 
 
 def test_two_optimizers_take_one_step(tmp_path):
