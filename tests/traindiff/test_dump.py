@@ -124,7 +124,7 @@ def test_a_step_that_only_makes_a_state_does_not_count(tmp_path):
         set_optimizer_state_dict(model, second, saved)
         model(torch.ones(4, 3)).sum().backward()
         second.step()
-    rates = [json.loads(path.read_text())["learning_rate"] for path in sorted(tmp_path.glob("resumed/step-*.json"))]
+    rates = [json.loads(path.read_text())["groups"][0]["lr"] for path in sorted(tmp_path.glob("resumed/step-*.json"))]
     assert rates == [0.1, 0.1]
 
 
