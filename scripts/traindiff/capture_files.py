@@ -52,8 +52,7 @@ def rank_file(folder: Path, step: int, rank: int) -> Path:
 def missing(path: Path, name: str) -> InputError:
     """Return the error for a tensor that a file, or a step of a dump, should have."""
     return InputError(
-        f"{path} is missing, or {name} in it; write all tensors in each file of a kind, also of a twin, or leave them "
-        "out (--skip)."
+        f"{path} is missing, or {name} in it; write all tensors in each file of a kind, or leave them out (--skip)."
     )
 
 

@@ -1,4 +1,4 @@
-# Predicted memory, operations, traffic and time of the runs, from their engines' steps on fake tensors. No training.
+# Predicted memory, operations and traffic of the runs, from their engines' steps on fake tensors. No training.
 
 
 rule plan:
