@@ -16,7 +16,6 @@ from functools import cache
 from itertools import chain
 from modulefinder import ModuleFinder
 from pathlib import Path
-from typing import Any
 
 from shardlab.errors import UserError
 from shardlab.files import ROOT
@@ -198,5 +197,4 @@ def _modules(script: Path, top: Path) -> list[Path]:
     """Return the files of the modules in ``top`` that a script imports, itself or through others."""
     finder = ModuleFinder([str(top)])
     finder.run_script(str(script))
-    modules: list[Any] = [*finder.modules.values()]
-    return [Path(module.__file__) for module in modules if module.__file__]
+    return [Path(module.__file__) for module in finder.modules.values() if module.__file__]
