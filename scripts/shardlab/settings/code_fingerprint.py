@@ -11,10 +11,9 @@ import ast
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import chain
-from modulefinder import ModuleFinder
 from pathlib import Path
 
 from shardlab.errors import UserError
@@ -155,10 +154,9 @@ def of_script(script: str) -> dict[str, str]:
         UserError: one that ends in .py is not Python.
     """
     top = (ROOT / script).resolve().parent
-    waiting, found = [(ROOT / script, True)], {}
+    waiting, found = [ROOT / script], {}
     while waiting:
-        path, starts = waiting.pop()
-        path = path.resolve()
+        path = waiting.pop().resolve()
         if not path.is_file() or not path.is_relative_to(ROOT):
             continue
         name = str(path.relative_to(ROOT))
@@ -168,14 +166,14 @@ def of_script(script: str) -> dict[str, str]:
         if path.suffix == ".py":
             tree = _tree(path)
             content = ast.dump(tree).encode()
-            waiting += [(module, False) for module in _modules(path, top)] if starts else []
+            waiting += _imports(tree, path.parent, top)
             named = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
         else:
             named = re.findall(r"[\w./-]+", content.decode(errors="replace"))
         found[name] = hashlib.sha256(content).hexdigest()[:16]
         for text in named:
             if isinstance(text, str) and 0 < len(text) < LONGEST and "\0" not in text:
-                waiting += [(path.parent / text, True), (ROOT / text, True)]
+                waiting += [path.parent / text, ROOT / text]
     return dict(sorted(found.items()))
 
 
@@ -193,8 +191,22 @@ def check_script_unchanged(script: str, sources: dict[str, str]) -> None:
         )
 
 
-def _modules(script: Path, top: Path) -> list[Path]:
-    """Return the files of the modules in ``top`` that a script imports, itself or through others."""
-    finder = ModuleFinder([str(top)])
-    finder.run_script(str(script))
-    return [Path(module.__file__) for module in finder.modules.values() if module.__file__]
+def _imports(tree: ast.Module, folder: Path, top: Path) -> Iterator[Path]:
+    """Yield where modules may be that a file in ``folder`` imports; ``top`` is the script's folder."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _places(top, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = top if node.level == 0 else [folder, *folder.parents][node.level - 1]
+            module = node.module or ""
+            for name in ("", *(alias.name for alias in node.names)):
+                yield from _places(base, ".".join(filter(None, (module, name))))
+
+
+def _places(base: Path, module: str) -> Iterator[Path]:
+    """Yield the files of a dotted module, and of the packages that it is in."""
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        place = base.joinpath(*parts[:end])
+        yield from (place.with_suffix(".py"), place / "__init__.py")
