@@ -1,7 +1,9 @@
 """Prepare a data set: encode the samples of every split as arrays, with a fingerprint. Needs no network."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -17,13 +19,23 @@ SECONDS = 10.0
 """Before the first bar of a split, and between two."""
 
 
+class Shown:
+    """Samples of a split that show how many were read, if that takes long."""
+
+    def __init__(self, split: str, samples: Samples) -> None:
+        self.split, self.samples = split, samples
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Read from the first sample."""
+        return iter(tqdm(self.samples, self.split, unit=" samples", mininterval=SECONDS, delay=SECONDS))
+
+
 @program
 def main(data: DataSet, raw: Path, output: Path) -> None:
     """Read, encode, write."""
     started = time.perf_counter()
     splits = data_sets.read(data, raw)
-    bars = {"unit": " samples", "mininterval": SECONDS, "delay": SECONDS}
-    encoded = encode(data, {split: tqdm(samples, split, **bars) for split, samples in splits.items()})
+    encoded = encode(data, {split: Shown(split, samples) for split, samples in splits.items()})
     code_fingerprint.check_unchanged(data.sources)
     manifest = store.write(output, data, *encoded)
     for split, counts in manifest["counts"].items():
