@@ -275,6 +275,35 @@ def test_a_picture_that_cannot_be_read_is_named(hub, raw):
     hub.push(REPO, {f"{split}.parquet": table({"image": datasets.Image()}, rows) for split in SPLITS})
     with pytest.raises(UserError, match=r"^data set mine: split train of tester/some, row 1: cannot identify image"):
         samples(raw, columns=["image"])
+    rows = [{"image": {"bytes": None, "path": "/etc/hostname"}}]
+    hub.push(REPO, {f"{split}.parquet": table({"image": datasets.Image()}, rows) for split in SPLITS})
+    shutil.rmtree(raw)
+    assert "the data of column image lies outside of the repository, at /etc/hostname" in refusal(
+        raw, columns=["image"]
+    )
+
+
+def test_rows_of_several_files_of_metadata_have_one_order(hub, raw):
+    content = {}
+    for split in SPLITS:
+        for name in "abcdefg":
+            row = {"file_name": f"{name}.png", "text": name}
+            content |= {f"{split}/{name}/{name}.png": picture(0)}
+            content |= {f"{split}/{name}/metadata.jsonl": json.dumps(row).encode()}
+    hub.push(REPO, content)
+    assert [text for (text,) in samples(raw)["train"]] == [*"abcdefg"]
+
+
+def test_files_whose_names_have_brackets_and_an_empty_first_group_of_rows(hub, raw):
+    features = {"translation": datasets.Translation(languages=["de", "en"])}
+    rows = [{"translation": {"de": f"eins {number}", "en": f"one {number}"}} for number in range(2)]
+    schema = pq.read_schema(io.BytesIO(table(features, rows)))
+    file = io.BytesIO()
+    with pq.ParquetWriter(file, schema) as writer:
+        writer.write_table(schema.empty_table())
+        writer.write_table(pq.read_table(io.BytesIO(table(features, rows))))
+    hub.push(REPO, {f"data/{split}-[1].parquet": file.getvalue() for split in SPLITS})
+    assert samples(raw, columns=["translation.en"])["train"] == [("one 0",), ("one 1",)]
 
 
 PARQUET = "default/test-00000-of-00001.parquet"

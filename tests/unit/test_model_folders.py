@@ -50,6 +50,7 @@ def of_a_classifier(weights):
         ("llama", {"num_hidden_layers": 3}, {}, "(30 tensors): 9 missing (model.layers.2.input_layernorm.weight, "),
         ("llama", {"intermediate_size": 64}, {}, "6 of another shape (model.layers.0.mlp.down_proj.weight is (32, 48)"),
         ("llama", {}, of_a_classifier, "1 missing (lm_head.weight), 1 unknown to the model (score.weight); "),
+        ("llama", {}, {"model.norm.weight": torch.ones(32, dtype=torch.int8)}, "bits or more (model.norm.weight)"),
         ("llama", {}, {"model.norm.weight": torch.full((32,), math.nan)}, "not finite (model.norm.weight)"),
         ("qwen3", {}, {"lm_head.weight": torch.ones(300, 32)}, "have other values for"),  # tied
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, {}, "quantization_config (gptq), and no strategy"),

@@ -83,7 +83,8 @@ def made(runs: list[Run], site: Site, data: Path, cores: int) -> tuple[list[Plan
         for number, cost in costs.items():
             run, estimate = runs[number], simulated[cost]
             if isinstance(estimate, str):
-                refused[run.strategy, run.workload] = estimate
+                if number not in plans:  # else only a recomputation is refused
+                    refused[run.strategy, run.workload] = estimate
                 del left[number]
                 continue
             fits = plan.fits(estimate, site.hardware)

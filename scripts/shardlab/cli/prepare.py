@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from shardlab import data as data_sets
 from shardlab.cli import program
-from shardlab.data import hub_download, store
+from shardlab.data import Samples, hub_download, store
 from shardlab.data.encoders import encode
 from shardlab.errors import UserError
 from shardlab.settings import code_fingerprint

@@ -4,6 +4,7 @@ Of a data set, the named columns stay, as the library ``datasets`` saves a split
 """
 
 import copy
+import glob
 import shutil
 import tempfile
 import warnings
@@ -34,6 +35,8 @@ HELP = (
     "Without a network, run this on a node that has one; for a private or gated repository, log in (hf auth login, or "
     "HF_TOKEN). An interrupted download goes on with the same command."
 )
+ROWS = 1000
+"""Rows of a Parquet file that are read at once."""
 SHOWN = 8
 """Names of classes in a sentence."""
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar")
@@ -179,7 +182,8 @@ def _snapshot(kind: str, repo: str, commit: str, wanted: list[str], **place: Any
     else:
         tops = sorted(name for name in there if "/" not in name)
         names = [name for name in tops if any(fnmatch(name, pattern) for pattern in wanted)]
-    folder = Path(snapshot_download(repo, repo_type=kind, revision=commit, allow_patterns=names, **place))
+    exact = [glob.escape(name) for name in names]
+    folder = Path(snapshot_download(repo, repo_type=kind, revision=commit, allow_patterns=exact, **place))
     for name in names:  # without a network the client is content with what is there
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} of {repo} was not downloaded; run the same command again.")
@@ -246,7 +250,7 @@ def _tables(data: DataSet, builder: Any, folder: Path, splits: dict[str, list[st
 
     Raises:
         UserError: a file cannot be read, or there is no such column; files disagree on the names of classes; a row of
-            CSV has more fields than the header.
+            CSV has more fields than the header; a picture lies outside of the repository.
     """
     import pyarrow.parquet as pq
     from datasets import Features
@@ -257,12 +261,18 @@ def _tables(data: DataSet, builder: Any, folder: Path, splits: dict[str, list[st
     if builder.name == "csv":
         # pandas takes the first column for the names of rows where each row has a field more than the header.
         builder.config.index_col = False
+    elif builder.name == "parquet":
+        # The size of the first group of rows, which is the default, can be 0.
+        builder.config.batch_size = ROWS
     # Folders are the classes of all splits together; other files may differ in columns that nobody named.
-    groups = [[*local]] if _of_folders(builder) else [[split] for split in local]
+    together = _of_folders(builder)
+    groups = [[*local]] if together else [[split] for split in local]
     tables: dict[str, Any] = {}
     for number, group in enumerate(groups):
         part = copy.deepcopy(builder)
         part.config.data_files = DataFilesDict({split: DataFilesList(local[split], []) for split in group})
+        if together:
+            part.__class__ = _with_sorted_metadata(type(part))
         where = f"data set {data.name}: split {', '.join(group)} of {hub.repo}"
         try:
             with warnings.catch_warnings():
@@ -272,7 +282,12 @@ def _tables(data: DataSet, builder: Any, folder: Path, splits: dict[str, list[st
         except Exception as error:  # of the libraries of a dozen file formats
             raise UserError(f"{where} cannot be read as {builder.name}: {cause(error)}.") from error
     for split, table in tables.items():
-        _check_columns(table.features, hub.columns, f"data set {data.name}: split {split} of {hub.repo}")
+        where = f"data set {data.name}: split {split} of {hub.repo}"
+        there = sum(name.lower().endswith(tuple(part.EXTENSIONS)) for name in local[split]) if together else 0
+        if len(table) < there:
+            print(f"note: split {split}: {len(table)} of {there} files have a row of metadata; the others are not read")
+        _check_columns(table.features, hub.columns, where)
+        _check_places(table, folder, where)
         tops = dict.fromkeys(reader.path_of(column, table.features)[0] for column in hub.columns)
         tables[split] = table.select_columns([*tops])
     if builder.name == "parquet":  # of whose files datasets takes the first one's names
@@ -282,6 +297,28 @@ def _tables(data: DataSet, builder: Any, folder: Path, splits: dict[str, list[st
         features = {split: table.features for split, table in tables.items()}
     _check_classes(data, features)
     return tables
+
+
+def _with_sorted_metadata(kind: Any) -> Any:
+    class Folders(kind):  # type: ignore[misc]
+        def _generate_examples(self, files: Any, metadata_files: Any, **others: Any) -> Iterator[Any]:
+            # datasets 5.2 has them in a set, whose order is another one in each process.
+            return iter(super()._generate_examples(files, sorted(metadata_files, key=str), **others))
+
+    return Folders
+
+
+def _check_places(table: Any, folder: Path, where: str) -> None:
+    """Check that pictures whose files lie beside the rows, which are copied into them, are of the repository.
+
+    Raises:
+        UserError: one is not.
+    """
+    for name in (name for name, feature in table.features.items() if type(feature).__name__ == "Image"):
+        for chunk in table.data.column(name).chunks:
+            for path in chunk.field("path").filter(chunk.field("bytes").is_null()).drop_null().to_pylist():
+                if not Path(path.split("::")[-1]).is_relative_to(folder):
+                    raise UserError(f"{where}: the data of column {name} lies outside of the repository, at {path}.")
 
 
 def _check_columns(features: Any, columns: list[str], place: str) -> None:
@@ -304,6 +341,8 @@ def _names(features: Any, inside: str = "") -> Iterator[str]:
         yield f"{inside}{name}"
         if isinstance(feature, dict):
             yield from _names(feature, f"{inside}{name}.")
+        elif type(feature).__name__ == "Translation":
+            yield from (f"{inside}{name}.{language}" for language in feature.languages)
 
 
 def _parts(data: DataSet, counts: dict[str, int]) -> dict[str, tuple[str, int, int]]:

@@ -186,6 +186,8 @@ OF_SHAPES = re.compile("size|shape|dimension|range")
 """In errors of shapes that do not fit together."""
 SHOWN = 3
 """Names in a sentence."""
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Types of weights, by their names in the safetensors format."""
 CONSTANTS = re.compile(r"(.*\.)?(position_ids|masked_bias)")
 """Buffers that earlier versions of the library saved."""
 
@@ -211,7 +213,7 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], task: str
             f"describe ({len(shapes)} tensors): {', '.join(wrong)}; correct the sizes, name a folder that "
             f"{kind}.save_pretrained wrote, or draw new weights with `pretrained: false` under `model:`."
         )
-    if packed := {name for name, value in model.named_parameters() if value.dtype != torch.float32}:
+    if packed := _of_other_types(folder, model):
         raise UserError(
             f"the weights in {folder} are no floating-point numbers of 16 bits or more ({_first(packed)}), which no "
             "strategy trains; name a folder of others, or draw new ones with `pretrained: false` under `model:`."
@@ -234,6 +236,17 @@ def _check_weights(folder: str, model: Any, loaded: Mapping[str, Any], task: str
             )
     if new:
         print(f"note: {_first(new)} of {folder} are drawn anew, for the {model.config.num_labels} classes of the data")
+
+
+def _of_other_types(folder: str, model: nn.Module) -> set[str]:
+    """Return the parameters that a model has in another type than float32, or files in one that is none of weights."""
+    found = {name for name, value in model.named_parameters() if value.dtype != torch.float32}
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for path in Path(folder).glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            stored = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        found |= {name for name, kind in stored.items() if name in names and kind not in FLOATS}
+    return found
 
 
 def _first(names: set[str]) -> str:

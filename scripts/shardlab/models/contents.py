@@ -35,7 +35,8 @@ def check(run: Run, model: nn.Module) -> None:
     check_properties(run, inspect(run, model))
     if run.recipe.activation_checkpointing != "none":
         for name, module in model.named_modules():
-            if is_batch_norm(module) and any(module in {*block.modules()} for block in blocks_of(run, model)):
+            counts = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
+            if counts and any(module in {*block.modules()} for block in blocks_of(run, model)):
                 raise UserError(
                     f"recipe.activation_checkpointing: {name} of model {run.model.name} is batch norm, whose "
                     "statistics a recomputation would change once more; set it to none, or use another norm."

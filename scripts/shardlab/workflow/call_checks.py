@@ -15,6 +15,8 @@ OF_A_RUN = ("run.json", "test.json")
 """Files in a run's folder that rules make; `.done` next to the folder is the only other one."""
 WRITTEN = ("results", ".snakemake", *(f".snakemake/{name}" for name in ("incomplete", "locks", "log", "metadata")))
 """Folders that every call writes into, or makes."""
+FILE_OPTIONS = ("--report", "--cleanup-metadata", "--archive")
+"""Snakemake options whose value is a file, not a target."""
 
 
 def profile(arguments: list[str]) -> str | None:
@@ -82,7 +84,10 @@ def targets(arguments: list[str]) -> Iterator[Target]:
     Raises:
         UserError: a target is among the runs and no rule makes it; names what would work.
     """
-    for match in filter(None, (re.fullmatch(r"results/([^/]+)/([^/]+)(?:/(.*))?", word) for word in arguments)):
+    for option, target in zip(["", *arguments], arguments, strict=False):
+        match = re.fullmatch(r"results/([^/]+)/([^/]+)(?:/(.*))?", target)
+        if option in FILE_OPTIONS or not match:
+            continue
         if match[1] == "export" and (run := re.fullmatch(r"([^/]+)/?", match[3] or "")):
             yield Target(match[2], run[1], exported=True)
         elif match[1] == "diagnosis" and (page := re.fullmatch(r"([^/]+)\.md", match[3] or "")):
