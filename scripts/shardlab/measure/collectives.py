@@ -12,7 +12,7 @@ def wrong(world: World, count: int = 1024) -> list[str]:
 
     Each rank has about ``count`` float32 values, which differ by rank and position, and whose sums are exact.
     """
-    rank, size, part = world.rank, world.size, count // world.size
+    rank, size, part = world.rank, world.size, max(1, count // world.size)
     values = torch.arange(part * size, device=world.device, dtype=torch.float32).remainder(97)
     every = torch.stack([values + 100 * each for each in range(size)])
     own, total = every[rank], every.sum(0)
