@@ -242,10 +242,15 @@ def _of_other_types(folder: str, model: nn.Module) -> set[str]:
     """Return the parameters that a model has in another type than float32, or files in one that is none of weights."""
     found = {name for name, value in model.named_parameters() if value.dtype != torch.float32}
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for path in Path(folder).glob("*.safetensors"):
+    return found | {name for name, kind in _stored(Path(folder)).items() if name in names and kind not in FLOATS}
+
+
+def _stored(folder: Path) -> dict[str, str]:
+    """Return the names in a folder's files of weights, each with its type there."""
+    found: dict[str, str] = {}
+    for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
-            stored = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-        found |= {name for name, kind in stored.items() if name in names and kind not in FLOATS}
+            found |= {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     return found
 
 
@@ -357,11 +362,8 @@ def _always_ties(config: Any) -> bool:
 
 def _has_head(folder: Path) -> bool:
     """Return whether a folder's weights have an output layer, as published ones do; also if there are none to read."""
-    names: list[str] = []
     try:
-        for path in folder.glob("*.safetensors"):
-            with safe_open(path, framework="pt") as file:
-                names += file.keys()
+        names = _stored(folder)
     except SafetensorError:  # which loading them says
         return True
     return not names or any(name.endswith("lm_head.weight") for name in names)

@@ -34,9 +34,9 @@ def check(run: Run, model: nn.Module) -> None:
     """
     check_properties(run, inspect(run, model))
     if run.recipe.activation_checkpointing != "none":
+        recomputed = {module for block in blocks_of(run, model) for module in block.modules()}
         for name, module in model.named_modules():
-            counts = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
-            if counts and any(module in {*block.modules()} for block in blocks_of(run, model)):
+            if module in recomputed and keeps_statistics(module):
                 raise UserError(
                     f"recipe.activation_checkpointing: {name} of model {run.model.name} is batch norm, whose "
                     "statistics a recomputation would change once more; set it to none, or use another norm."
@@ -158,6 +158,11 @@ def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
 def is_batch_norm(module: nn.Module) -> bool:
     """Return whether a module computes its outputs from the statistics of a batch, if it is in training mode."""
     return isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+
+
+def keeps_statistics(module: nn.Module) -> bool:
+    """Return whether a module is a batch norm of any kind whose forward passes change its statistics in training."""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
 
 
 def dropout_keys(model: nn.Module, args: Mapping[str, Any], word: str = "drop") -> list[str]:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.models.contents import is_batch_norm
+from shardlab.models.contents import is_batch_norm, keeps_statistics
 from shardlab.patches.torch_internals import around_forward
 from shardlab.runtime.distributed import NOT_TRAFFIC
 
@@ -24,8 +24,7 @@ log = logging.getLogger(__name__)
 
 def tracked(root: nn.Module) -> list[nn.Module]:
     """Return the batch norms of a module that keep statistics."""
-    kinds = nn.modules.batchnorm._BatchNorm
-    return [each for each in root.modules() if isinstance(each, kinds) and each.track_running_stats]
+    return [each for each in root.modules() if keeps_statistics(each)]
 
 
 @contextmanager
